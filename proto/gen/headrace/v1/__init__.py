@@ -1,0 +1,1 @@
+"""Generated from proto/headrace/v1 by `make proto`."""

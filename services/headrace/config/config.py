@@ -1,0 +1,153 @@
+"""The whole configuration, and the checks that look across sections."""
+
+from __future__ import annotations
+
+import math
+from decimal import Decimal
+from typing import Self
+
+from pydantic import model_validator
+
+from headrace.config.data import DataConfig
+from headrace.config.model import ModelConfig
+from headrace.config.rollout import RewardConfig, RolloutConfig
+from headrace.config.section import Section
+from headrace.config.services import (
+    EndpointsConfig,
+    JournalConfig,
+    LauncherConfig,
+    LedgerConfig,
+    RunSection,
+    StoreConfig,
+    WatchdogConfig,
+    WeightsConfig,
+)
+from headrace.config.trainer import AlgorithmConfig, SamplerConfig, TrainerConfig
+
+BYTES_PER_TOKEN = 16
+"""Most bytes of a serialized trajectory per token: ids, log-probability, mask."""
+BYTES_PER_TRAJECTORY = 4096
+"""Most bytes of a serialized trajectory beside its tokens: key, reward parts, spans."""
+
+
+class Config(Section):
+    """Everything a run is configured by."""
+
+    run: RunSection = RunSection()
+    """The run as a whole."""
+    data: DataConfig
+    """The data set."""
+    model: ModelConfig
+    """The policy and its tokenizer."""
+    rollout: RolloutConfig = RolloutConfig()
+    """The rollout workers."""
+    reward: RewardConfig = RewardConfig()
+    """How a response is scored."""
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    """GRPO."""
+    sampler: SamplerConfig = SamplerConfig()
+    """What may be trained on."""
+    trainer: TrainerConfig = TrainerConfig()
+    """The training loop."""
+    ledger: LedgerConfig = LedgerConfig()
+    """Leases, failures and the circuit."""
+    journal: JournalConfig = JournalConfig()
+    """The ledger's journal."""
+    store: StoreConfig = StoreConfig()
+    """The trajectory store."""
+    weights: WeightsConfig = WeightsConfig()
+    """How weights travel."""
+    endpoints: EndpointsConfig = EndpointsConfig()
+    """Where the services are."""
+    watchdog: WatchdogConfig = WatchdogConfig()
+    """No silent stall."""
+    launcher: LauncherConfig = LauncherConfig()
+    """How `headrace run` looks after its children."""
+
+    @property
+    def window_size(self) -> int:
+        """floor(W x B), in decimal arithmetic: 0.1 x 30 is 3."""
+        warmup = Decimal(str(self.trainer.num_warmup_batches))
+        return math.floor(warmup * self.data.train_batch_size)
+
+    @property
+    def max_trajectory_bytes(self) -> int:
+        """The longest a serialized trajectory can be; what the room gate reserves per session."""
+        tokens = self.data.max_prompt_length + self.data.max_response_length
+        return BYTES_PER_TRAJECTORY + BYTES_PER_TOKEN * tokens
+
+    @property
+    def steady_state_span(self) -> int:
+        """ceil(floor(W x B) / B) + 1: the span that `basis: fed` reaches in steady state."""
+        return -(-self.window_size // self.data.train_batch_size) + 1
+
+    def warnings(self) -> list[str]:
+        """Say what is allowed and probably not meant, one line each."""
+        found = []
+        threshold = self.sampler.max_off_policy_threshold
+        drops = self.sampler.max_off_policy_strategy == "drop" and threshold is not None
+        if drops and self.trainer.trainer_mode != "sync" and threshold is not None:
+            need = self.steady_state_span
+            if threshold < need:
+                found.append(
+                    f"sampler.max_off_policy_threshold = {threshold} is below {need} = "
+                    "ceil(floor(W x B) / B) + 1: groups will be dropped unless generation keeps up"
+                )
+            elif threshold == need and self.window_size > 0:
+                found.append(
+                    f"sampler.max_off_policy_threshold = {threshold} leaves no slack over the "
+                    "steady-state span: a slow group is dropped"
+                )
+        if self.algorithm.kl_loss_coef > 0 and self.algorithm.kl_loss_type == "k1":
+            found.append(
+                "algorithm.kl_loss_type = k1 as a loss has a gradient of zero mean; k3 is meant"
+            )
+        return found
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        batch, parts = self.data.train_batch_size, self.trainer.parameter_sync_step
+        if batch % parts:
+            msg = (
+                f"data.train_batch_size = {batch} must be a multiple of "
+                f"trainer.parameter_sync_step = {parts}"
+            )
+            raise ValueError(msg)
+        if self.trainer.trainer_mode == "sync" and self.trainer.num_warmup_batches:
+            msg = (
+                "trainer.trainer_mode = sync has no window: set trainer.num_warmup_batches to 0 "
+                f"(it is {self.trainer.num_warmup_batches:g})"
+            )
+            raise ValueError(msg)
+        self._check_fed_threshold()
+        if self.reward.kind == "python" and self.reward.function is None:
+            msg = "reward.kind = python needs reward.function: module:function"
+            raise ValueError(msg)
+        need = self.rollout.n * self.max_trajectory_bytes
+        if need > self.store.capacity_bytes:
+            msg = (
+                f"store.capacity_bytes = {self.store.capacity_bytes} cannot hold one group: n x the "
+                f"longest trajectory = {need} bytes"
+            )
+            raise ValueError(msg)
+        return self
+
+    def _check_fed_threshold(self) -> None:
+        sampler = self.sampler
+        threshold = sampler.max_off_policy_threshold
+        if (
+            sampler.basis != "fed"
+            or sampler.max_off_policy_strategy != "drop"
+            or threshold is None
+            or sampler.allow_wasteful
+        ):
+            return
+        if threshold < self.steady_state_span:
+            msg = (
+                f"sampler.max_off_policy_threshold = {threshold} with basis: fed must drop groups in "
+                f"steady state: ceil(floor({self.trainer.num_warmup_batches:g} x "
+                f"{self.data.train_batch_size}) / {self.data.train_batch_size}) + 1 = "
+                f"{self.steady_state_span}. Raise it, lower trainer.num_warmup_batches, or set "
+                "sampler.allow_wasteful"
+            )
+            raise ValueError(msg)

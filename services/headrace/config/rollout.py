@@ -1,0 +1,82 @@
+"""How sequences are generated and scored."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from headrace.config.section import Section
+
+
+class TorchEngine(Section):
+    """transformers and torch in the worker's own process, batched, with a KV cache."""
+
+    kind: Literal["torch"] = "torch"
+    device: str = "auto"
+    """`auto` takes CUDA if it is there; else a torch device name."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Number format of the engine's weights."""
+    max_batch_sequences: int = Field(default=1024, ge=1)
+    """The most sequences sampled together."""
+    threads: int | None = Field(default=None, ge=1)
+    """CPU threads; null = torch's own choice."""
+
+
+class ScriptedEngine(Section):
+    """No model: lengths, latencies and failures by seed. For tests and for trying a set-up."""
+
+    kind: Literal["scripted"]
+    seed: int = 0
+    """Every outcome is a function of (seed, uid, session, attempt)."""
+    min_tokens: int = Field(default=1, ge=1)
+    """Shortest response."""
+    mean_latency_s: float = Field(default=0.01, ge=0)
+    """Mean time to generate a session; exponentially distributed."""
+    failure_rate: float = Field(default=0.0, ge=0, le=1)
+    """Share of sessions whose generation raises an error."""
+    hang_rate: float = Field(default=0.0, ge=0, le=1)
+    """Share of sessions that never end by themselves."""
+    failing_file: str | None = None
+    """While this file exists every generation fails."""
+    load_latency_s: float = Field(default=0.0, ge=0)
+    """Time that loading weights takes."""
+
+
+Engine = Annotated[TorchEngine | ScriptedEngine, Field(discriminator="kind")]
+
+
+class RolloutConfig(Section):
+    """The rollout workers."""
+
+    engine: Engine = TorchEngine()
+    """What generates: `kind: torch | scripted` and what that kind needs."""
+    workers: int = Field(default=1, ge=1)
+    """Workers that `headrace run` starts."""
+    n: int = Field(default=8, ge=1)
+    """Samples per prompt."""
+    temperature: float = Field(default=1.0, gt=0)
+    """Softmax temperature; the trainer divides its logits by the same."""
+    max_groups_in_flight: int = Field(default=64, ge=1)
+    """Groups one worker holds leases for at a time."""
+    max_generation_s: float = Field(default=600.0, gt=0)
+    """A session not done after this long is an error of the engine."""
+
+
+class RewardConfig(Section):
+    """How a response is scored. An error is never a zero reward; the group is tried again."""
+
+    kind: Literal["exact_match", "positional", "reasoning_gym", "python"] = "exact_match"
+    """`exact_match`: 1 if the response is the answer. `positional`: 0.5 x share of right
+    positions (the stop is one) + 0.5 if all are right. `reasoning_gym`: the data set's own
+    scorer. `python`: a function of yours."""
+    function: str | None = Field(default=None, pattern=r"^[\w.]+:\w+$")
+    """For `python`: `module:function`, called as
+    `function(prompt=, response=, answer=, metadata=, finish_reason=)`; it returns a number, or a
+    mapping with `reward` and named parts."""
+    timeout_s: float = Field(default=10.0, gt=0)
+    """A scoring that takes longer is killed and counts as an error."""
+    processes: int = Field(default=1, ge=1)
+    """Processes that score, per worker."""
+    options: dict[str, Any] = {}
+    """Further keyword arguments of the function."""

@@ -1,0 +1,108 @@
+"""Settings of the processes around the training loop."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from headrace.config.section import Section
+
+
+class RunSection(Section):
+    """The run as a whole."""
+
+    name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")
+    """A name for people, and of the run directory."""
+    run_dir: Path | None = None
+    """Where the run keeps its files; null = `runs/{name}-{date and time}` below the current
+    folder."""
+    run_id: str = Field(default="", pattern=r"^[A-Za-z0-9-]{0,64}$")
+    """Identity of the run; empty = made from the run directory's name."""
+
+
+class JournalConfig(Section):
+    """The ledger's journal."""
+
+    fsync: Literal["always", "never"] = "always"
+    """`always`: durable against power loss. `never`: only against a killed process."""
+
+
+class LedgerConfig(Section):
+    """Leases, failures and the circuit."""
+
+    lease_s: float = Field(default=60.0, gt=0)
+    """A lease not renewed for this long returns its prompt to PENDING."""
+    max_failures: int = Field(default=3, ge=1)
+    """Errors reported on one prompt before it is dropped as failed."""
+    max_expiries: int = Field(default=100, ge=1)
+    """Leases of one prompt that may run out before it is dropped as failed."""
+    eject_after: int = Field(default=3, ge=1)
+    """Failures in a row, on different prompts, after which a worker gets one probe lease at a
+    time. When all workers are there, the circuit opens."""
+    worker_timeout_s: float = Field(default=60.0, gt=0)
+    """A worker not heard of for this long does not count for the circuit."""
+    audit_every_s: float = Field(default=5.0, gt=0)
+    """How often the balance rule is checked."""
+
+
+class StoreConfig(Section):
+    """The trajectory store."""
+
+    capacity_bytes: int = Field(default=4 * 2**30, ge=2**20)
+    """The most bytes of trajectories it holds; leases reserve their room in it."""
+    storage_units: int = Field(default=1, ge=1)
+    """TransferQueue storage units."""
+    durability: Literal["memory"] = "memory"
+    """`memory`: trajectories of a killed store are generated again."""
+    call_timeout_s: float = Field(default=30.0, gt=0)
+    """Deadline of every call to TransferQueue."""
+    sweep_every_s: float = Field(default=2.0, gt=0)
+    """How often rows that nobody refers to are looked for."""
+    sweep_grace_s: float = Field(default=30.0, gt=0)
+    """How old such a row must be before it is removed."""
+
+
+class WeightsConfig(Section):
+    """How weights travel from the trainer to the workers."""
+
+    transport: Literal["dir"] = "dir"
+    """`dir`: versioned safetensors in a directory that all can reach."""
+    dir: Path | None = None
+    """The directory; null = `weights` in the run directory."""
+
+
+class EndpointsConfig(Section):
+    """Where the services are: `host:port`. `headrace run` fills them in."""
+
+    replay: str | None = None
+    """The replay buffer."""
+    feeder: str | None = None
+    """The prompt feeder."""
+    store: str | None = None
+    """The trajectory store."""
+    bind_host: str = "127.0.0.1"
+    """The address that services listen on; only loopback until tokens and TLS are there."""
+
+
+class WatchdogConfig(Section):
+    """No silent stall."""
+
+    stall_after_s: float = Field(default=300.0, gt=0)
+    """A wait that lasts longer than this is a stall, unless it names its own limit."""
+    on_stall: Literal["report", "fail"] = "report"
+    """`report`: say so and go on. `fail`: end the run with exit code 5."""
+
+
+class LauncherConfig(Section):
+    """How `headrace run` looks after its children."""
+
+    max_restarts: int = Field(default=10, ge=0)
+    """Restarts of one process within `restart_window_s` before the run gives up."""
+    restart_window_s: float = Field(default=300.0, gt=0)
+    """The span of time over which restarts are counted."""
+    stop_grace_s: float = Field(default=20.0, gt=0)
+    """How long a process may take to stop before it is killed."""
+    start_timeout_s: float = Field(default=120.0, gt=0)
+    """How long a process may take to announce itself."""
