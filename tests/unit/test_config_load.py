@@ -1,0 +1,196 @@
+"""Reading the configuration: what is accepted, and what is said about what is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headrace.config.config import Config
+from headrace.config.load import dump_config, load_config
+from headrace.errors import UsageError
+
+MINIMAL = """
+data:
+  source: {kind: jsonl, path: rows.jsonl}
+  train_batch_size: 4
+model:
+  architecture: gpt2
+  tokenizer: {alphabet: "abc", eos: ";"}
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "config.yaml"
+    path.write_text(MINIMAL)
+    return path
+
+
+def complaint(path: Path, *overrides: str) -> str:
+    with pytest.raises(UsageError) as refused:
+        load_config(path, overrides)
+    return str(refused.value)
+
+
+def test_overrides_are_yaml_values_and_the_last_one_wins(file: Path) -> None:
+    config = load_config(
+        file, ["trainer.optim.lr=1e-3", "run.name=a", "run.name=b", "model.options={n_embd: 8}"]
+    )
+
+    assert config.trainer.optim.lr == 1e-3
+    assert config.run.name == "b"
+    assert config.model.options == {"n_embd": 8}
+
+
+def test_numbers_in_free_options_are_numbers(file: Path) -> None:
+    config = load_config(file, ["model.options={a: 1e-3, b: 0x10, c: no, d: 12:30, e: 007}"])
+
+    assert config.model.options == {"a": 1e-3, "b": 16, "c": "no", "d": "12:30", "e": 7}
+
+
+def test_relative_paths_count_from_the_file_and_the_run_directory_from_the_current_folder(
+    file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+
+    config = load_config(
+        file, ["run.run_dir=here", "model.tokenizer=tok", "weights.dir=/w", "model.seed=1"]
+    )
+
+    assert config.data.source.model_dump()["path"] == tmp_path / "rows.jsonl"
+    assert config.model.tokenizer == tmp_path / "tok"
+    assert config.weights.dir == Path("/w")
+    assert config.run.run_dir == elsewhere / "here"
+
+
+def test_what_is_dumped_is_read_back_the_same(file: Path, tmp_path: Path) -> None:
+    config = load_config(file, ["model.tokenizer.alphabet='0123~'", "trainer.optim.lr=1e-6"])
+    copy = tmp_path / "elsewhere.yaml"
+    copy.write_text(dump_config(config))
+
+    assert load_config(copy) == config
+
+
+def test_a_section_with_nothing_in_it_has_its_defaults(file: Path) -> None:
+    file.write_text(MINIMAL + "rollout:\n  # n: 4\n")
+
+    assert load_config(file).rollout == Config.model_fields["rollout"].default
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("trainer.optim.lrr=1", "trainer.optim.lrr: unknown key; did you mean trainer.optim.lr?"),
+        ("trainer.lr=1", "trainer.lr: unknown key; did you mean trainer.optim.lr?"),
+        ("trainr.optim.lr=1", "trainr.optim.lr: unknown key; did you mean trainer.optim.lr?"),
+        (
+            "train_batch_size=1",
+            "train_batch_size: unknown key; did you mean data.train_batch_size?",
+        ),
+        ("zzzz=1", "zzzz: unknown key"),
+    ],
+)
+def test_an_unknown_key_is_named_in_full_with_a_suggestion(
+    file: Path, override: str, line: str
+) -> None:
+    assert complaint(file, override) == f"command line: {line}"
+
+
+def test_an_unknown_key_in_the_file_names_the_file(file: Path) -> None:
+    file.write_text(MINIMAL + "trainer:\n  total_epoch: 2\n")
+
+    assert complaint(file) == (
+        f"{file}: trainer.total_epoch: unknown key; did you mean trainer.total_epochs?"
+    )
+
+
+@pytest.mark.parametrize(
+    ("override", "text"),
+    [
+        ("rollout.n=0", "rollout.n = 0: should be greater than or equal to 1"),
+        ("rollout.n=x", "rollout.n = 'x': should be a valid integer, unable to parse"),
+        ("trainer.trainer_mode=s", "trainer.trainer_mode = 's': should be 'sync' or 'separate"),
+        ("data.source.kind=csv", "data.source.kind = 'csv': should be 'jsonl' or 'reasoning_gym'"),
+        ("rollout.engine={threads: 1}", "rollout.engine.kind: is required (torch | scripted)"),
+        ("model.tokenizer=5", "model.tokenizer = 5: should be a path"),
+        ("model.tokenizer.eos=ab", "model.tokenizer.eos = 'ab': should have at most 1 character"),
+        ("reward=5", "reward = 5: should be a mapping of keys to values"),
+        ("data.train_batch_size=", "data.train_batch_size = null: should be a valid integer"),
+    ],
+)
+def test_a_wrong_value_is_shown_with_its_key_and_what_it_should_be(
+    file: Path, override: str, text: str
+) -> None:
+    assert complaint(file, override).startswith(f"command line: {text}")
+
+
+def test_only_the_member_of_a_union_that_was_meant_is_talked_about(file: Path) -> None:
+    assert complaint(file, "model.tokenizer={alphabet: ab}") == (
+        "command line: model.tokenizer.eos: is required (The stop character)"
+    )
+
+
+def test_a_key_of_another_kind_is_told_apart_from_an_unknown_one(file: Path) -> None:
+    file.write_text(MINIMAL + "rollout:\n  engine: {kind: torch, threads: 1}\n")
+
+    assert complaint(file, "rollout.engine.kind=scripted") == (
+        f"{file}: rollout.engine.threads: is no key of kind scripted; "
+        "to change the kind, give rollout.engine as a whole"
+    )
+
+
+def test_everything_that_is_wrong_is_said_at_once_a_line_each(file: Path) -> None:
+    lines = complaint(file, "rollout.n=0", "run.nam=x", "sampler.basis=q").splitlines()
+
+    assert [line.split()[2].rstrip(":") for line in lines] == [
+        "run.nam",
+        "rollout.n",
+        "sampler.basis",
+    ]
+
+
+def test_checks_across_sections_come_through(file: Path) -> None:
+    text = complaint(file, "trainer.parameter_sync_step=3")
+
+    assert text.startswith(f"{file}: data.train_batch_size = 4 must be a multiple of trainer.par")
+
+
+def test_a_missing_section_is_named(file: Path) -> None:
+    file.write_text("data:\n  source: {kind: jsonl, path: a}\n")
+
+    assert complaint(file).splitlines() == [
+        f"{file}: data.train_batch_size: is required (Prompt groups per step (B))",
+        f"{file}: model: is required (The policy and its tokenizer)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("a: [1", ", line 1: not valid YAML: expected ',' or ']'"),
+        ("a: 1\nb: 2\na: 3\n", ", line 3: not valid YAML: 'a' is given twice"),
+        ("- a\n- b\n", ": should be a mapping of sections, is a list"),
+        ("just text", ": should be a mapping of sections, is a text"),
+    ],
+)
+def test_a_file_that_is_no_configuration_says_why(file: Path, text: str, reason: str) -> None:
+    file.write_text(text)
+
+    assert complaint(file).startswith(f"{file}{reason}")
+
+
+def test_a_file_that_is_not_there_says_so(tmp_path: Path) -> None:
+    assert complaint(tmp_path / "no.yaml") == f"{tmp_path}/no.yaml: no such file"
+    assert complaint(tmp_path).startswith(f"{tmp_path}: is a directory")
+
+
+@pytest.mark.parametrize("override", ["foo", "=1", "a..b=1", "a b=1"])
+def test_an_override_without_key_and_value_is_refused(file: Path, override: str) -> None:
+    assert complaint(file, override).startswith(f"{override!r} is not an override")
+
+
+def test_an_override_cannot_go_below_a_plain_value(file: Path) -> None:
+    assert "model.architecture is 'gpt2'" in complaint(file, "model.architecture.x=1")
