@@ -1,0 +1,1 @@
+"""What every headrace process needs to serve, to call and to wait."""

@@ -1,0 +1,50 @@
+"""The file in which a process announces where it listens.
+
+`{"address": "127.0.0.1:40001", "pid": 4711}`, replaced as a whole or not at all. It stays
+when the process goes: whoever reads it compares the process id.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from headrace.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Announcement:
+    """Where a process listens."""
+
+    address: str
+    """`host:port`"""
+    pid: int
+    """Its process id."""
+
+
+def write(path: Path, address: str) -> None:
+    """Announce that this process listens on `address`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}")
+    temporary.write_text(json.dumps(asdict(Announcement(address, os.getpid()))))
+    temporary.replace(path)
+
+
+def read(path: Path) -> Announcement | None:
+    """Return what was announced last; None if nothing was.
+
+    Raises:
+        UsageError: The file is no announcement.
+
+    """
+    try:
+        fields = json.loads(path.read_text())
+        return Announcement(address=str(fields["address"]), pid=int(fields["pid"]))
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(
+            f"{path} does not announce a process's address; remove it and start the process again"
+        ) from error

@@ -1,0 +1,205 @@
+"""What all headrace processes are: a server that says how it is, until it is told to stop.
+
+    start ──► serving, health NOT_SERVING ──► ready: SERVING ──► stopping ──► close
+
+`start` binds and announces the address, so that the process can be watched while it still
+loads. SIGTERM, SIGINT and `stop` set `stopping`; the process then ends its long polls and
+loops by itself, and `close` lets the calls under way finish. A thread reports stalled waits,
+even while the event loop is busy.
+
+Knows nothing of what the process is for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Final
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from prometheus_client import CollectorRegistry
+
+from headrace.log import get_logger
+from headrace.rpc import announce as announcement
+from headrace.rpc.server import bind, create_server
+from headrace.rpc.waits import Waits
+from headrace.v1 import status_pb2
+
+WATCH_EVERY_S: Final = 1.0
+"""How often the watchdog looks."""
+
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+_SERVING: Final = health_pb2.HealthCheckResponse.SERVING
+_NOT_SERVING: Final = health_pb2.HealthCheckResponse.NOT_SERVING
+
+log = get_logger()
+
+
+@dataclass(frozen=True)
+class ProcessOptions:
+    """How a process is started, besides its configuration."""
+
+    name: str
+    """`feeder`, `replay`, `store`, `worker-0`, `trainer`."""
+    port: int = 0
+    """The port to listen on; 0 = a free one."""
+    announce: Path | None = None
+    """Where to announce the address."""
+
+
+class Process:
+    """The process around the services.
+
+    Args:
+        name: `feeder`, `replay`, `store`, `worker-0`, `trainer`.
+        run_id: The run it belongs to.
+        host: A loopback address.
+        port: 0 = a free one.
+        announce: Where to announce the address; None = nowhere.
+        stall_after_s: The limit of waits that name none.
+        now: Seconds of a monotonic clock.
+
+    Attributes:
+        waits: What it waits for.
+        stopping: Set once it is to stop.
+        registry: Its metrics.
+
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        run_id: str,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        announce: Path | None = None,
+        stall_after_s: float,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._name = name
+        self._run_id = run_id
+        self._host = host
+        self._port = port
+        self._announce = announce
+        self._now = now
+        self._begun = now()
+        self.waits = Waits(now=now, stall_after_s=stall_after_s)
+        self.stopping = asyncio.Event()
+        self.registry = CollectorRegistry()
+        self._health = health.aio.HealthServicer()
+        self._services: list[str] = ["", health.SERVICE_NAME]
+        self._server: grpc.aio.Server | None = None
+        self._becoming_ready: asyncio.Task[None] | None = None
+        self._watchdog = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+        self._closed = threading.Event()
+
+    async def start(self, add_services: Callable[[grpc.aio.Server], Sequence[str]]) -> str:
+        """Serve, not ready yet.
+
+        Args:
+            add_services: Adds the servicers to the server; returns the services' full names.
+
+        Returns:
+            The address, `host:port`.
+
+        Raises:
+            UsageError: The host is not a loopback address, or the port is taken.
+
+        """
+        server = create_server(self.registry)
+        self._services += add_services(server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        reflected = [name for name in self._services if name]
+        reflection.enable_server_reflection((*reflected, reflection.SERVICE_NAME), server)
+        await self._set_health(_NOT_SERVING)
+        address = bind(server, self._host, self._port)
+        await server.start()
+        self._server = server
+        self._handle_signals()
+        self._watchdog.start()
+        if self._announce is not None:
+            announcement.write(self._announce, address)
+        log.info("listening", address=address)
+        return address
+
+    def ready(self) -> None:
+        """Say that calls are welcome: health is SERVING."""
+        self._becoming_ready = asyncio.ensure_future(self._set_health(_SERVING))
+        log.info("ready", after_s=round(self._now() - self._begun, 3))
+
+    def stop(self) -> None:
+        """Ask the process to stop, as SIGTERM does."""
+        self.stopping.set()
+
+    async def until_stopped(self) -> None:
+        """Wait until the process is asked to stop."""
+        await self.stopping.wait()
+
+    async def close(self, grace_s: float = 5.0) -> None:
+        """Stop serving: no new calls; those under way may take `grace_s` seconds to finish."""
+        self.stopping.set()
+        if self._server is None:
+            return
+        if self._becoming_ready is not None:
+            await self._becoming_ready
+        await self._health.enter_graceful_shutdown()
+        await self._server.stop(grace_s)
+        self._closed.set()
+        self._watchdog.join()
+        self._release_signals()
+        log.info("stopped")
+
+    def status(self) -> status_pb2.ProcessStatus:
+        """Return what the process says about itself."""
+        return status_pb2.ProcessStatus(
+            process=self._name,
+            run_id=self._run_id,
+            uptime_s=self._now() - self._begun,
+            waits=self.waits.snapshot(),
+            waited_s=self.waits.waited_s,
+        )
+
+    def report_stalls(self) -> None:
+        """Log each wait that has become a stall, and again each time its limit has passed."""
+        for wait in self.waits.due_reports():
+            log.warning(
+                "stalled",
+                waiting_for=wait.name,
+                owner=wait.owner,
+                since=(datetime.now(UTC) - timedelta(seconds=wait.elapsed_s)).isoformat(),
+                elapsed_s=round(wait.elapsed_s, 3),
+                ends_when=wait.ends_when,
+            )
+
+    def _watch(self) -> None:
+        while not self._closed.wait(WATCH_EVERY_S):
+            self.report_stalls()
+
+    async def _set_health(self, status: int) -> None:
+        for service in self._services:
+            await self._health.set(service, status)
+
+    def _handle_signals(self) -> None:
+        if threading.current_thread() is threading.main_thread():  # Python allows no other
+            loop = asyncio.get_running_loop()
+            for number in _SIGNALS:
+                loop.add_signal_handler(number, self._on_signal, number)
+
+    def _release_signals(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            loop = asyncio.get_running_loop()
+            for number in _SIGNALS:
+                loop.remove_signal_handler(number)
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        log.info("asked_to_stop", signal=number.name)
+        self.stopping.set()

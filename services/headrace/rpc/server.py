@@ -1,0 +1,97 @@
+"""A gRPC server as all our processes have it.
+
+Knows the options and the interceptors, not the services.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import socket
+from typing import Final
+
+import grpc
+from prometheus_client import CollectorRegistry
+
+from headrace.errors import UsageError
+from headrace.rpc.interceptors.calls import CallInterceptor
+from headrace.rpc.interceptors.errors import ErrorInterceptor
+
+MAX_MESSAGE_BYTES: Final = 4 * 2**20
+"""gRPC's own limit, kept on purpose: a bigger control message is a mistake."""
+
+MAX_PENDING_CALLS: Final = 20_000
+"""By default a burst of more than 3,000 calls is answered with CANCELLED, in part."""
+
+MIN_PING_INTERVAL_MS: Final = 20_000
+"""Clients ping every 30 s; a server that does not allow it ends their connection."""
+
+_OPTIONS: Final[tuple[tuple[str, int], ...]] = (
+    # Otherwise two servers may share a port, and an occupied one looks free.
+    ("grpc.so_reuseport", 0),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.server.max_pending_requests", MAX_PENDING_CALLS),
+    ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
+    ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
+    ("grpc.keepalive_permit_without_calls", 1),
+)
+
+
+def create_server(registry: CollectorRegistry) -> grpc.aio.Server:
+    """Return a server without services and ports. Its metrics go to `registry`."""
+    return grpc.aio.server(
+        interceptors=[CallInterceptor(registry), ErrorInterceptor()], options=_OPTIONS
+    )
+
+
+def bind(server: grpc.aio.Server, host: str, port: int) -> str:
+    """Listen on `host:port`; port 0 takes a free one.
+
+    Returns:
+        The address, `host:port`.
+
+    Raises:
+        UsageError: The host is not a loopback address, or the port is taken.
+
+    """
+    _check_loopback(host)
+    bracketed = f"[{host}]" if ":" in host else host
+    _check_free(host, port)
+    try:
+        bound = server.add_insecure_port(f"{bracketed}:{port}")
+    except RuntimeError as error:  # taken since the check; gRPC does not say why
+        raise UsageError(_refused(host, port, str(error))) from error
+    return f"{bracketed}:{bound}"
+
+
+def _check_loopback(host: str) -> None:
+    try:
+        local = host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        local = False
+    if not local:
+        raise UsageError(
+            f"cannot listen on {host!r}: calls are neither encrypted nor authorised, so only a "
+            "loopback address is allowed; use 127.0.0.1"
+        )
+
+
+def _check_free(host: str, port: int) -> None:
+    """Bind once without gRPC, which hides the cause and writes to stderr."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM
+        )[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        why = "the port is in use" if error.errno == errno.EADDRINUSE else str(error)
+        raise UsageError(_refused(host, port, why)) from error
+
+
+def _refused(host: str, port: int, why: str) -> str:
+    return (
+        f"cannot listen on {host}:{port}: {why}; stop what uses the port, choose another one, or "
+        "port 0 for any free one"
+    )
