@@ -1,0 +1,1 @@
+"""The rollout worker: takes prompts, generates, scores, and hands the results on."""

@@ -1,0 +1,1 @@
+"""What generates: token ids in, token ids with their log-probabilities out."""

@@ -1,0 +1,110 @@
+"""What a rollout worker wants of an engine.
+
+Knows nothing of leases, rewards and the wire: an engine takes sequences to sample and gives
+each back through a future of its own, in any order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from headrace.errors import HeadraceError
+from headrace.v1 import prompt_pb2, trajectory_pb2
+
+
+class EngineError(HeadraceError):
+    """A sequence could not be generated, or weights not be loaded. Never a reward of zero."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRequest:
+    """One sequence to sample."""
+
+    uid: str
+    """The prompt group."""
+    session: int
+    """Which of the group's n sessions."""
+    attempt: int
+    """The lease's number: another attempt samples other tokens."""
+    prompt_token_ids: Sequence[int]
+    """The prompt; at least one token."""
+    temperature: float
+    """Softmax temperature; nothing else changes the distribution."""
+    max_response_length: int
+    """The most response tokens, the stop token included."""
+
+    def seed(self, base: int) -> int:
+        """Return 64 bits that depend on nothing but `base` and who this sequence is."""
+        name = f"{base}:{self.uid}:{self.session}:{self.attempt}".encode()
+        return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little")
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One sequence that was sampled."""
+
+    token_ids: list[int]
+    """The response, the stop token included."""
+    logprobs: list[float]
+    """Per token, its log-probability under the distribution it was drawn from."""
+    finish_reason: trajectory_pb2.FinishReason
+    """STOP or LENGTH."""
+    weights: prompt_pb2.WeightsId
+    """The weights that made all of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatus:
+    """What an engine has done so far."""
+
+    generated_token_count: int
+    """Tokens sampled, those of aborted sequences included."""
+    aborted_token_count: int
+    """Tokens sampled for sequences that were aborted."""
+
+
+class Engine(Protocol):
+    """Samples sequences with the weights it has loaded.
+
+    All methods are called on the event loop's thread.
+    """
+
+    @property
+    def kind(self) -> str:
+        """The name it has in the configuration."""
+        ...
+
+    async def start(self) -> None:
+        """Get ready to load weights."""
+        ...
+
+    async def close(self) -> None:
+        """Give up what is under way, and all resources."""
+        ...
+
+    async def load(self, weights: prompt_pb2.PublishedWeights) -> None:
+        """Confirm published weights by their checksum, and take them.
+
+        Sequences under way are finished by the weights they began with.
+
+        Raises:
+            EngineError: The weights are not what was published, or do not fit; the old ones stay.
+
+        """
+        ...
+
+    def generate(self, requests: Sequence[SampleRequest]) -> list[asyncio.Future[Sample]]:
+        """Begin to sample; weights must have been loaded.
+
+        A future gives the sample or raises `EngineError`. Cancelling it aborts its sequence:
+        between two tokens it leaves the batch.
+        """
+        ...
+
+    def status(self) -> EngineStatus:
+        """Say what was done so far."""
+        ...

@@ -1,0 +1,79 @@
+"""A transformers causal LM from a weight directory, and later versions of its weights.
+
+Knows nothing of versions and checksums: the directory was checked before.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from headrace.rollout.engines.base import EngineError
+
+WEIGHTS_NAME: Final = "model.safetensors"
+
+
+def build_model(directory: Path, *, device: Any, dtype: Any) -> Any:
+    """Build the model of `config.json` with the weights beside it, in evaluation mode.
+
+    Raises:
+        EngineError: Not a model that transformers knows, or the weights do not fit it.
+
+    """
+    try:
+        config = AutoConfig.from_pretrained(directory)
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    except (OSError, ValueError, KeyError) as error:
+        raise EngineError(f"{directory}: no causal LM can be built: {error}") from error
+    model = model.to(device=device).eval()
+    replace_state(model, read_state(directory))
+    return model
+
+
+def read_state(directory: Path) -> dict[str, Any]:
+    """Read the weights of a directory, onto the CPU.
+
+    Raises:
+        EngineError: Not a readable safetensors file.
+
+    """
+    path = directory / WEIGHTS_NAME
+    try:
+        state: dict[str, Any] = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise EngineError(f"{path}: {error}") from error
+    return state
+
+
+@torch.no_grad()
+def replace_state(model: Any, state: dict[str, Any]) -> None:
+    """Copy weights into the model, all of them or none.
+
+    A tensor may be left out of `state` if the model ties it to one that is there.
+
+    Raises:
+        EngineError: A weight is missing, unknown, or of another shape.
+
+    """
+    own = model.state_dict()
+    problems = [f"unknown weight {name}" for name in state.keys() - own.keys()]
+    problems += [
+        f"{name} has shape {tuple(value.shape)}, the model wants {tuple(own[name].shape)}"
+        for name, value in state.items()
+        if name in own and value.shape != own[name].shape
+    ]
+    given = {own[name].data_ptr() for name in state.keys() & own.keys()}
+    problems += [
+        f"missing weight {name}"
+        for name in own.keys() - state.keys()
+        if own[name].data_ptr() not in given
+    ]
+    if problems:
+        raise EngineError(f"weights do not fit the model: {'; '.join(sorted(problems)[:5])}")
+    for name, value in state.items():
+        own[name].copy_(value)

@@ -1,0 +1,229 @@
+"""The engine in the worker's own process: transformers, torch, batches of what is waiting.
+
+One thread owns the model. It samples a batch, and takes new weights only between two of them,
+so that a batch is made by one version from beginning to end. Reading and checking files
+happens beside it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from headrace.config.rollout import TorchEngine as TorchEngineConfig
+from headrace.errors import UsageError
+from headrace.log import get_logger
+from headrace.rollout.engines import sampler
+from headrace.rollout.engines.base import EngineError, EngineStatus, Sample, SampleRequest
+from headrace.rollout.engines.model import build_model, read_state, replace_state
+from headrace.rollout.engines.weights import confirm
+from headrace.v1 import prompt_pb2, trajectory_pb2
+
+_FLUSH_S: Final = 0.25
+"""How long sequences that are done may wait for others of their batch: a short batch is handed
+over at once, a long one as it goes."""
+
+_Waiting = tuple[SampleRequest, "asyncio.Future[Sample]"]
+
+log = get_logger()
+
+
+class TorchEngine:
+    """Samples all waiting sequences together, up to `max_batch_sequences`.
+
+    Args:
+        config: The engine's section.
+        eos_id: The token that ends a response.
+        seed: What a sequence draws is a function of (seed, uid, session, attempt); which tokens
+            come of it depends on the weights, too.
+
+    """
+
+    kind = "torch"
+
+    def __init__(self, config: TorchEngineConfig, *, eos_id: int, seed: int) -> None:
+        self._config = config
+        self._eos_id = eos_id
+        self._seed = seed
+        self._device = _device(config.device)
+        self._dtype = getattr(torch, config.dtype)
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="engine")
+        self._waiting: deque[_Waiting] = deque()
+        self._wake = asyncio.Event()
+        self._batches: asyncio.Task[None] | None = None
+        self._closing = False
+        self._model: Any = None
+        self._weights: prompt_pb2.WeightsId | None = None
+        self._generated = 0
+        self._aborted = 0
+
+    async def start(self) -> None:
+        """Start the loop that makes batches."""
+        if self._config.threads is not None:
+            torch.set_num_threads(self._config.threads)
+        self._batches = asyncio.create_task(self._run_batches(), name="engine batches")
+
+    async def close(self) -> None:
+        """Abort what is under way and end the thread."""
+        self._closing = True
+        if self._batches is not None:
+            self._batches.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._batches
+        for _, future in self._waiting:
+            future.cancel()
+        self._waiting.clear()
+        await asyncio.to_thread(self._thread.shutdown)
+
+    def status(self) -> EngineStatus:
+        """Say what was done so far."""
+        return EngineStatus(self._generated, self._aborted)
+
+    async def load(self, weights: prompt_pb2.PublishedWeights) -> None:
+        """Read and check beside the batches, swap between two of them.
+
+        Raises:
+            EngineError: The weights are not what was published, or do not fit the model.
+
+        """
+        directory = await asyncio.to_thread(confirm, weights)
+        state = await asyncio.to_thread(read_state, directory) if self._model is not None else None
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._thread, self._swap, directory, state, weights.id)
+
+    def _swap(self, directory: Path, state: Any, weights: prompt_pb2.WeightsId) -> None:
+        if state is None:
+            self._model = build_model(directory, device=self._device, dtype=self._dtype)
+        else:
+            replace_state(self._model, state)
+        self._weights = weights
+
+    def generate(self, requests: Sequence[SampleRequest]) -> list[asyncio.Future[Sample]]:
+        """Queue sequences for the next batch with room."""
+        assert self._model is not None, "weights are loaded before the first request"
+        loop = asyncio.get_running_loop()
+        limit = getattr(self._model.config, "max_position_embeddings", None)
+        futures = []
+        for request in requests:
+            future: asyncio.Future[Sample] = loop.create_future()
+            futures.append(future)
+            need = len(request.prompt_token_ids) + request.max_response_length
+            if limit is not None and need > limit:
+                future.set_exception(
+                    EngineError(
+                        f"prompt and response take up to {need} positions, the model has {limit}"
+                    )
+                )
+            else:
+                self._waiting.append((request, future))
+        self._wake.set()
+        return futures
+
+    async def _run_batches(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._wake.wait()
+            batch = self._take()
+            if not batch:
+                self._wake.clear()
+                continue
+            try:
+                await loop.run_in_executor(self._thread, self._sample_batch, batch, loop)
+            except Exception as error:  # noqa: BLE001  # whatever torch raises, these sequences have failed and the next batch is tried
+                log.error("batch_failed", sequences=len(batch), error=repr(error), exc_info=True)
+                for _, future in batch:
+                    _settle(future, EngineError(_one_line(error)))
+
+    def _take(self) -> list[_Waiting]:
+        batch: list[_Waiting] = []
+        while self._waiting and len(batch) < self._config.max_batch_sequences:
+            request, future = self._waiting.popleft()
+            if not future.done():
+                batch.append((request, future))
+        return batch
+
+    def _sample_batch(self, batch: list[_Waiting], loop: asyncio.AbstractEventLoop) -> None:
+        """Run on the engine's thread, hand results to the loop's."""
+        weights = self._weights
+        assert weights is not None
+        prompts = [self._prompt(request) for request, _ in batch]
+        futures = [future for _, future in batch]
+        done: list[tuple[asyncio.Future[Sample], Sample]] = []
+        flushed = time.monotonic()
+        finished: Iterable[sampler.Finished] = sampler.sample(
+            self._model,
+            prompts,
+            eos_id=self._eos_id,
+            # Reading a future's state is safe on any thread.
+            aborted=lambda index: self._closing or futures[index].cancelled(),
+        )
+        for sequence in finished:
+            self._generated += len(sequence.token_ids)
+            if sequence.aborted:
+                self._aborted += len(sequence.token_ids)
+                continue
+            done.append((futures[sequence.index], _sample(sequence, weights)))
+            if time.monotonic() - flushed > _FLUSH_S:
+                loop.call_soon_threadsafe(_settle_all, done)
+                done, flushed = [], time.monotonic()
+        loop.call_soon_threadsafe(_settle_all, done)
+
+    def _prompt(self, request: SampleRequest) -> sampler.Prompt:
+        return sampler.Prompt(
+            token_ids=tuple(request.prompt_token_ids),
+            temperature=request.temperature,
+            max_new_tokens=request.max_response_length,
+            seed=request.seed(self._seed),
+        )
+
+
+def _sample(sequence: sampler.Finished, weights: prompt_pb2.WeightsId) -> Sample:
+    stopped = sequence.stopped
+    return Sample(
+        token_ids=sequence.token_ids,
+        logprobs=sequence.logprobs,
+        finish_reason=(
+            trajectory_pb2.FINISH_REASON_STOP if stopped else trajectory_pb2.FINISH_REASON_LENGTH
+        ),
+        weights=weights,
+    )
+
+
+def _settle_all(done: Iterable[tuple[asyncio.Future[Sample], Sample]]) -> None:
+    for future, sample in done:
+        _settle(future, sample)
+
+
+def _settle(future: asyncio.Future[Sample], outcome: Sample | EngineError) -> None:
+    if future.done():  # aborted at the last moment
+        return
+    if isinstance(outcome, EngineError):
+        future.set_exception(outcome)
+    else:
+        future.set_result(outcome)
+
+
+def _device(name: str) -> Any:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UsageError(
+            f"rollout.engine.device = {name} cannot be used ({_one_line(error)}): "
+            "set it to auto or cpu"
+        ) from error
+    return device
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:500]

@@ -1,0 +1,1 @@
+"""How responses are scored, in processes that can be killed."""
