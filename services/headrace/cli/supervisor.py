@@ -1,0 +1,103 @@
+"""Keeps all processes of a run alive until the run is over, and then ends them in order.
+
+Knows neither what the processes are for nor what is shown of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from headrace.cli.addresses import Addresses
+from headrace.cli.ending import Ending
+from headrace.cli.keeper import Keeper, Part
+from headrace.config.services import LauncherConfig
+
+
+class Supervisor:
+    """The processes of a run.
+
+    Args:
+        parts: The processes. Each is started once the addresses it needs are known.
+        settings: Restarts and time limits.
+        report: Takes lines for people.
+        now: Seconds of a monotonic clock.
+
+    Attributes:
+        addresses: Where the processes listen.
+
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[Part],
+        settings: LauncherConfig,
+        *,
+        report: Callable[[str], None],
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.addresses = Addresses()
+        self._settings = settings
+        self._keepers = {
+            part.name: Keeper(part, settings, now=now, report=report) for part in parts
+        }
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._over: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
+
+    def start(self) -> None:
+        """Start everything, in the order of the addresses that are needed."""
+        for name, keeper in self._keepers.items():
+            self._tasks[name] = asyncio.create_task(self._keep(keeper), name=f"keep {name}")
+
+    async def over(self) -> Ending:
+        """Wait until the run is over, by whatever reason comes first."""
+        return await asyncio.shield(self._over)
+
+    def end(self, ending: Ending) -> None:
+        """Say that the run is over. Only the first reason counts."""
+        if not self._over.done():
+            self._over.set_result(ending)
+
+    @property
+    def names(self) -> list[str]:
+        """The processes, in the order they were given."""
+        return list(self._keepers)
+
+    @property
+    def restarts(self) -> dict[str, int]:
+        """How often each process was started again; only those that were."""
+        return {name: keeper.restarts for name, keeper in self._keepers.items() if keeper.restarts}
+
+    def log_warnings(self) -> list[str]:
+        """Give the warnings that the processes have logged since the last call."""
+        return [
+            f"{name}: {line}"
+            for name, keeper in self._keepers.items()
+            if keeper.child is not None
+            for line in keeper.child.log.new_warnings()
+        ]
+
+    async def stop(self, names: Iterable[str]) -> None:
+        """End these processes for good, together; those that do not go in time are killed."""
+        names = list(names)
+        grace_s = self._settings.stop_grace_s
+        await asyncio.gather(*(self._keepers[name].stop(grace_s) for name in names))
+        for name in names:
+            if name in self._tasks:
+                await self._tasks[name]
+
+    def kill(self) -> None:
+        """End all processes for good, at once."""
+        for keeper in self._keepers.values():
+            keeper.kill()
+
+    async def _keep(self, keeper: Keeper) -> None:
+        try:
+            ending = await keeper.keep(self.addresses)
+        except Exception as error:
+            if not self._over.done():
+                self._over.set_exception(error)
+            return
+        if ending is not None:
+            self.end(ending)

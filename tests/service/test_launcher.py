@@ -1,0 +1,314 @@
+"""The launcher and its supervisor, with real and very small child processes."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from headrace.cli.ending import Ending
+from headrace.cli.keeper import Part, RestartBudget
+from headrace.cli.launcher import Command
+from headrace.cli.supervisor import Supervisor
+from headrace.config.services import LauncherConfig
+
+PROGRAM = """
+import json, os, pathlib, signal, sys
+
+folder, name, behaviour, port, peers = sys.argv[1:]
+folder = pathlib.Path(folder)
+
+def note(what):
+    with (folder / "history").open("a") as file:
+        file.write(f"{name} {what}\\n")
+
+def on_sigterm(*_):
+    note("stopped")
+    sys.exit(0)
+
+signal.signal(signal.SIGTERM, on_sigterm)
+if behaviour == "stubborn":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+note(f"started {peers}".strip())
+if behaviour == "wrong":
+    print("error: no such data set")
+    sys.exit(2)
+if behaviour != "silent":
+    address = f"127.0.0.1:{port if port != '0' else 4000 + os.getpid() % 1000}"
+    file = folder / f"{name}.new"
+    file.write_text(json.dumps({"address": address, "pid": os.getpid()}))
+    file.replace(folder / f"{name}.json")
+if behaviour.startswith("exit"):
+    print("the last words")
+    sys.exit(int(behaviour[4:]))
+if behaviour == "once" and not (folder / f"{name}.died").exists():
+    (folder / f"{name}.died").touch()
+    os.kill(os.getpid(), signal.SIGKILL)
+while True:
+    signal.pause()
+"""
+
+SETTINGS = LauncherConfig(max_restarts=2, stop_grace_s=5, start_timeout_s=20)
+
+
+class Run:
+    """A run of small children in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.reports: list[str] = []
+
+    def part(
+        self,
+        name: str,
+        behaviour: str,
+        *,
+        needs: tuple[str, ...] = (),
+        is_main: bool = False,
+        may_leave: bool = False,
+    ) -> Part:
+        def command(addresses: Mapping[str, str], port: int) -> Command:
+            peers = ",".join(addresses[name] for name in needs)
+            program = [sys.executable, "-S", "-c", PROGRAM, str(self.folder)]
+            return Command(
+                name=name,
+                arguments=[*program, name, behaviour, str(port), peers],
+                log=self.folder / f"{name}.log",
+                announcement=self.folder / f"{name}.json",
+            )
+
+        return Part(name, command, needs=needs, is_main=is_main, may_leave=may_leave)
+
+    def supervisor(self, *parts: Part, settings: LauncherConfig = SETTINGS) -> Supervisor:
+        return Supervisor(parts, settings, report=self.reports.append)
+
+    async def ending(self, *parts: Part, settings: LauncherConfig = SETTINGS) -> Ending:
+        supervisor = self.supervisor(*parts, settings=settings)
+        supervisor.start()
+        try:
+            return await asyncio.wait_for(supervisor.over(), 30)
+        finally:
+            await supervisor.stop(supervisor.names)
+
+    def history(self) -> list[str]:
+        return (self.folder / "history").read_text().splitlines()
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run(tmp_path)
+
+
+async def until(happened: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not happened():  # noqa: ASYNC110 - other processes write files, they set no events
+            await asyncio.sleep(0.02)
+
+
+def gone(pid: int, within_s: float = 10) -> bool:
+    """Wait until a process that is not our child has ended."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([handle], [], [], within_s)[0])
+    finally:
+        os.close(handle)
+
+
+async def test_a_process_starts_when_the_addresses_it_needs_are_known(run: Run) -> None:
+    ending = await run.ending(
+        run.part("trainer", "exit0", needs=("store", "replay"), is_main=True),
+        run.part("store", "serve", needs=("replay",)),
+        run.part("replay", "serve"),
+    )
+
+    assert ending == Ending(0)
+    started = [line for line in run.history() if "started" in line]
+    assert [line.split()[0] for line in started] == ["replay", "store", "trainer"]
+    assert started[2].count("127.0.0.1:") == 2
+
+
+async def test_a_killed_process_comes_back_on_the_same_port(run: Run) -> None:
+    supervisor = run.supervisor(run.part("replay", "once"), run.part("late", "serve"))
+    supervisor.start()
+    await asyncio.wait_for(supervisor.addresses.known(["replay", "late"]), 20)
+    first = supervisor.addresses.all["replay"]
+    await until(lambda: run.history().count("replay started") == 2)
+    await supervisor.stop(supervisor.names)
+
+    assert supervisor.addresses.all["replay"] == first
+    assert supervisor.restarts == {"replay": 1}
+    assert run.reports == ["replay died (killed by SIGKILL); started again after 0.1 s"]
+
+
+async def test_a_process_that_keeps_dying_ends_the_run_with_its_last_words(run: Run) -> None:
+    ending = await run.ending(
+        run.part("store", "exit3"), run.part("trainer", "serve", is_main=True)
+    )
+
+    assert ending.exit_code == 6
+    assert ending.reasons[0].startswith("store died (exit code 3), and launcher.max_restarts = 2")
+    assert ending.log_lines[-1] == "the last words"
+    assert run.history().count("store started") == 3
+
+
+async def test_a_usage_error_at_the_first_start_ends_the_run_with_its_message(run: Run) -> None:
+    ending = await run.ending(run.part("feeder", "wrong"), run.part("replay", "serve"))
+
+    assert (ending.exit_code, ending.reasons) == (2, ("no such data set",))
+    assert run.history().count("feeder started") == 1
+
+
+async def test_the_trainers_usage_error_is_passed_on(run: Run) -> None:
+    ending = await run.ending(run.part("trainer", "wrong", is_main=True))
+
+    assert (ending.exit_code, ending.reasons) == (2, ("no such data set",))
+
+
+async def test_the_trainer_is_not_started_again(run: Run) -> None:
+    ending = await run.ending(run.part("trainer", "exit1", is_main=True))
+
+    assert (ending.exit_code, ending.reasons) == (4, ("trainer died (exit code 1)",))
+    assert run.history() == ["trainer started"]
+
+
+async def test_a_worker_that_was_sent_home_stays_there(run: Run) -> None:
+    supervisor = run.supervisor(run.part("worker-0", "exit0", may_leave=True))
+    supervisor.start()
+    await until(lambda: bool(run.reports))
+    await supervisor.stop(supervisor.names)
+
+    assert run.reports == ["worker-0 went home"]
+    assert supervisor.restarts == {}
+
+
+async def test_a_process_that_never_announces_itself_is_given_up(run: Run) -> None:
+    settings = LauncherConfig(max_restarts=0, start_timeout_s=0.5)
+
+    ending = await run.ending(run.part("store", "silent"), settings=settings)
+
+    assert ending.exit_code == 6
+    assert "did not announce its address within 0.5 s" in ending.reasons[0]
+
+
+async def test_processes_are_stopped_in_the_order_asked_for(run: Run) -> None:
+    names = ["replay", "store", "feeder"]
+    supervisor = run.supervisor(*(run.part(name, "serve") for name in names))
+    supervisor.start()
+    await asyncio.wait_for(supervisor.addresses.known(names), 20)
+
+    for name in ["feeder", "store", "replay"]:
+        await supervisor.stop([name])
+
+    assert run.history()[3:] == ["feeder stopped", "store stopped", "replay stopped"]
+
+
+async def test_a_process_that_does_not_stop_in_time_is_killed(run: Run) -> None:
+    settings = LauncherConfig(stop_grace_s=0.2)
+    supervisor = run.supervisor(run.part("store", "stubborn"), settings=settings)
+    supervisor.start()
+    await asyncio.wait_for(supervisor.addresses.known(["store"]), 20)
+    pid = json.loads((run.folder / "store.json").read_text())["pid"]
+
+    await asyncio.wait_for(supervisor.stop(["store"]), 10)
+
+    assert gone(pid)
+
+
+async def test_killing_all_does_not_wait_for_anybody(run: Run) -> None:
+    settings = LauncherConfig(stop_grace_s=600)
+    supervisor = run.supervisor(run.part("store", "stubborn"), settings=settings)
+    supervisor.start()
+    await asyncio.wait_for(supervisor.addresses.known(["store"]), 20)
+    stopping = asyncio.create_task(supervisor.stop(["store"]))
+
+    supervisor.kill()
+
+    await asyncio.wait_for(stopping, 10)
+
+
+async def test_a_program_that_cannot_be_started_is_not_waited_for(run: Run) -> None:
+    def command(_addresses: Mapping[str, str], _port: int) -> Command:
+        return Command("store", ["/no/such/program"], run.folder / "l", run.folder / "a")
+
+    with pytest.raises(FileNotFoundError):
+        await run.ending(Part("store", command))
+
+
+LAUNCHER = """
+import asyncio, sys
+from pathlib import Path
+from headrace.cli.launcher import Child, Command
+
+CHILD = '''
+import subprocess, sys
+from pathlib import Path
+from headrace.cli.parent import die_with_parent
+die_with_parent()
+own = subprocess.Popen([sys.executable, "-S", "-c", "import signal; signal.pause()"])
+print(own.pid, flush=True)
+own.wait()
+'''
+
+async def main():
+    folder = Path(sys.argv[1])
+    command = Command("c", [sys.executable, "-c", CHILD], folder / "log", folder / "c.json")
+    child = await Child.start(command)
+    print(child.pid, flush=True)
+    await child.ended()
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def launcher(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(
+        [sys.executable, "-c", LAUNCHER, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    ) as process:
+        yield process
+        process.kill()
+
+
+def test_children_and_what_they_started_do_not_survive_a_killed_launcher(
+    launcher: subprocess.Popen[str], tmp_path: Path
+) -> None:
+    assert launcher.stdout is not None
+    child = int(launcher.stdout.readline())
+    log = tmp_path / "log"
+    deadline = time.monotonic() + 20
+    while not log.read_text().strip() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    grandchild = int(log.read_text())
+
+    launcher.send_signal(signal.SIGKILL)
+
+    assert gone(child)
+    assert gone(grandchild)
+
+
+def test_restarts_are_counted_within_a_window_and_each_pause_is_longer() -> None:
+    budget = RestartBudget(LauncherConfig(max_restarts=3, restart_window_s=100))
+
+    assert [budget.spend(float(now)) for now in (0, 1, 2, 3)] == [0.1, 0.2, 0.4, None]
+    assert budget.spend(101.5) == 0.2, "only the one at 2 still counts"
+
+
+def test_no_pause_is_longer_than_five_seconds() -> None:
+    budget = RestartBudget(LauncherConfig(max_restarts=50, restart_window_s=100))
+
+    pauses = list(itertools.islice((budget.spend(0.0) for _ in itertools.count()), 20))
+
+    assert pauses[-1] == 5.0
