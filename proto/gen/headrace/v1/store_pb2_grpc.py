@@ -29,6 +29,10 @@ class TrajectoryStoreServiceStub:
     """Keeps serialized trajectories under keys that are written once. It is the
     only process that speaks to TransferQueue.
 
+    Errors every call may give:
+    - UNAVAILABLE, reason NOT_READY: TransferQueue is starting or did not answer.
+    Whether a put or a delete was carried out is unknown. Try again.
+
     Who may call it: workers put, the trainer gets and deletes, tools look.
     """
 
@@ -63,6 +67,10 @@ class TrajectoryStoreServiceStub:
 class TrajectoryStoreServiceServicer:
     """Keeps serialized trajectories under keys that are written once. It is the
     only process that speaks to TransferQueue.
+
+    Errors every call may give:
+    - UNAVAILABLE, reason NOT_READY: TransferQueue is starting or did not answer.
+    Whether a put or a delete was carried out is unknown. Try again.
 
     Who may call it: workers put, the trainer gets and deletes, tools look.
     """
@@ -142,6 +150,10 @@ def add_TrajectoryStoreServiceServicer_to_server(servicer, server):
 class TrajectoryStoreService:
     """Keeps serialized trajectories under keys that are written once. It is the
     only process that speaks to TransferQueue.
+
+    Errors every call may give:
+    - UNAVAILABLE, reason NOT_READY: TransferQueue is starting or did not answer.
+    Whether a put or a delete was carried out is unknown. Try again.
 
     Who may call it: workers put, the trainer gets and deletes, tools look.
     """

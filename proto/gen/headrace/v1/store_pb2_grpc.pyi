@@ -30,6 +30,10 @@ class TrajectoryStoreServiceStub:
     """Keeps serialized trajectories under keys that are written once. It is the
     only process that speaks to TransferQueue.
 
+    Errors every call may give:
+    - UNAVAILABLE, reason NOT_READY: TransferQueue is starting or did not answer.
+      Whether a put or a delete was carried out is unknown. Try again.
+
     Who may call it: workers put, the trainer gets and deletes, tools look.
     """
 
@@ -66,6 +70,10 @@ class TrajectoryStoreServiceAsyncStub(TrajectoryStoreServiceStub):
     """Keeps serialized trajectories under keys that are written once. It is the
     only process that speaks to TransferQueue.
 
+    Errors every call may give:
+    - UNAVAILABLE, reason NOT_READY: TransferQueue is starting or did not answer.
+      Whether a put or a delete was carried out is unknown. Try again.
+
     Who may call it: workers put, the trainer gets and deletes, tools look.
     """
 
@@ -97,6 +105,10 @@ class TrajectoryStoreServiceAsyncStub(TrajectoryStoreServiceStub):
 class TrajectoryStoreServiceServicer(metaclass=_abc_1.ABCMeta):
     """Keeps serialized trajectories under keys that are written once. It is the
     only process that speaks to TransferQueue.
+
+    Errors every call may give:
+    - UNAVAILABLE, reason NOT_READY: TransferQueue is starting or did not answer.
+      Whether a put or a delete was carried out is unknown. Try again.
 
     Who may call it: workers put, the trainer gets and deletes, tools look.
     """

@@ -1,0 +1,1 @@
+"""The trajectory store: the only process that speaks to TransferQueue."""

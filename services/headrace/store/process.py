@@ -1,0 +1,124 @@
+"""The store as a process: TransferQueue, the service around it, sweep and probe.
+
+The only process that imports TransferQueue. Each start is a new incarnation, and an empty store:
+rows are held in memory, and groups that lose theirs are generated again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from uuid import uuid4
+
+from headrace.config.config import Config
+from headrace.log import get_logger
+from headrace.rpc.calls import Stopped, persist
+from headrace.rpc.channel import open_channel
+from headrace.rpc.process import Process, ProcessOptions
+from headrace.store.nodes import Nodes
+from headrace.store.probe import until_dead
+from headrace.store.queue import TransferQueue
+from headrace.store.service import StoreService
+from headrace.store.store import TrajectoryStore
+from headrace.store.sweep import Sweeper
+from headrace.v1 import replay_pb2, replay_pb2_grpc
+
+OK = 0
+INTERNAL_ERROR = 1
+
+_log = get_logger()
+
+
+async def run(config: Config, options: ProcessOptions) -> int:
+    """Serve until told to stop. Returns the exit code: 1 if TransferQueue died.
+
+    Raises:
+        UsageError: the address cannot be listened on.
+
+    """
+    process = Process(
+        name=options.name,
+        run_id=config.run.run_id,
+        host=config.endpoints.bind_host,
+        port=options.port,
+        announce=options.announce,
+        stall_after_s=config.watchdog.stall_after_s,
+    )
+    service = StoreService(process.status)
+    await process.start(service.add_to)
+    nodes = await asyncio.to_thread(Nodes.start, unit_count=config.store.storage_units)
+    client = nodes.attach(f"headrace_store_{config.run.run_id}")
+    try:
+        return await _serve(config, process, service, client)
+    except Stopped:
+        return OK
+    finally:
+        await process.close()
+        await asyncio.to_thread(client.close)
+        await asyncio.to_thread(nodes.close)
+
+
+async def _serve(config: Config, process: Process, service: StoreService, client: object) -> int:
+    queue = TransferQueue(
+        client,
+        unit_count=config.store.storage_units,
+        timeout_s=config.store.call_timeout_s,
+        waits=process.waits,
+    )
+    await queue.open_probe()
+    store = TrajectoryStore(
+        queue,
+        incarnation=uuid4().hex,
+        capacity_bytes=config.store.capacity_bytes,
+        now=time.monotonic,
+    )
+    assert config.endpoints.replay is not None
+    async with open_channel(config.endpoints.replay) as channel:
+        replay = replay_pb2_grpc.ReplayBufferServiceStub(channel)
+        sweeper = Sweeper(store, replay, waits=process.waits, stopping=process.stopping)
+        await _register(process, store, replay)
+        service.open(store, sweeper)
+        process.ready()
+        code = await _until_over(config, process, queue, sweeper)
+        await store.close()
+        return code
+
+
+async def _register(
+    process: Process, store: TrajectoryStore, replay: replay_pb2_grpc.ReplayBufferServiceAsyncStub
+) -> None:
+    answer = await persist(
+        replay.RegisterStore,
+        replay_pb2.RegisterStoreRequest(
+            store_incarnation=store.incarnation, capacity_bytes=store.capacity_bytes
+        ),
+        waits=process.waits,
+        name="the store's registration",
+        owner="replay",
+        stopping=process.stopping,
+    )
+    _log.info(
+        "store_registered",
+        store_incarnation=store.incarnation,
+        lost_group_count=answer.lost_group_count,
+    )
+
+
+async def _until_over(
+    config: Config, process: Process, queue: TransferQueue, sweeper: Sweeper
+) -> int:
+    """Sweep and probe until told to stop, or until TransferQueue is dead."""
+    stopped = asyncio.create_task(process.until_stopped())
+    dead = asyncio.create_task(until_dead(queue))
+    sweeping = asyncio.create_task(
+        sweeper.run(every_s=config.store.sweep_every_s, grace_s=config.store.sweep_grace_s)
+    )
+    tasks = (stopped, dead, sweeping)
+    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    process.stop()
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    for task in done:
+        task.result()  # an error of ours ends the process with its traceback
+    return INTERNAL_ERROR if dead in done else OK

@@ -1,0 +1,174 @@
+"""What the store asks of TransferQueue, each call with a deadline.
+
+A call that is not answered in time is given up; whether it was carried out is then unknown, which
+is why the store's keys are idempotent. TransferQueue's silent failures become loud here: it drops
+missing keys from a batch, and reports a put as done that its catalogue has not recorded.
+
+Knows values as bytes under keys; not what they mean, nor which ought to be there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any, TypeAlias, TypeVar
+
+from headrace.errors import HeadraceError, NotReadyError
+from headrace.rpc.waits import Waits
+
+PARTITION = "train"
+_PROBE_PARTITION = "probe"
+_FIELD = "value"
+
+Tag: TypeAlias = Mapping[str, str | int]
+"""What a tool sees beside a key. Never read back as truth."""
+
+_T = TypeVar("_T")
+
+
+class RowsUnreadableError(HeadraceError):
+    """TransferQueue answered, but not with every row that was asked for."""
+
+
+class TransferQueue:
+    """Puts, reads and clears rows of one `bytes` value each.
+
+    All methods belong to one event loop.
+
+    Args:
+        client: An AsyncTransferQueueClient.
+        unit_count: Storage units behind it.
+        timeout_s: Deadline of each call.
+        waits: Where the waits for answers are registered.
+
+    """
+
+    def __init__(self, client: Any, *, unit_count: int, timeout_s: float, waits: Waits) -> None:
+        self._client = client
+        self._timeout_s = timeout_s
+        self._waits = waits
+        self._probe_keys = [f"unit{position}" for position in range(unit_count)]
+
+    async def put(self, keys: Sequence[str], values: Sequence[bytes], tags: Sequence[Tag]) -> None:
+        """Write rows in one batch; `kv_batch_put`, without its globals.
+
+        That it returns does not mean that the rows are there: see `confirm`. A key that is there
+        is overwritten.
+
+        Raises:
+            NotReadyError: no answer in time, or an error. What was written is unknown.
+
+        """
+        await self._answered("put", self._put(PARTITION, keys, values, tags))
+
+    async def confirm(self, keys: Sequence[str]) -> bool:
+        """Ask the catalogue whether it has each of the keys, and each of them ready.
+
+        Raises:
+            NotReadyError: no answer in time, or an error.
+
+        """
+        return await self._answered("confirm", self._metadata_of(PARTITION, keys)) is not None
+
+    async def read(self, keys: Sequence[str]) -> list[bytes]:
+        """Read the values of all keys, in their order.
+
+        Raises:
+            RowsUnreadableError: at least one of them is not there, not ready or unreadable.
+            NotReadyError: no answer in time.
+
+        """
+        return await self._answered("read", self._read(PARTITION, keys))
+
+    async def clear(self, keys: Sequence[str]) -> None:
+        """Remove rows. Keys that are not there are ignored.
+
+        Raises:
+            NotReadyError: no answer in time, or an error. What was removed is unknown.
+
+        """
+        await self._answered("clear", self._clear(PARTITION, keys))
+
+    async def open_probe(self) -> None:
+        """Write the rows that `probe` reads: one on each unit. To be called before any put.
+
+        Raises:
+            NotReadyError: no answer in time, or an error.
+
+        """
+        values = [key.encode() for key in self._probe_keys]
+        tags: list[Tag] = [{} for _ in values]
+        await self._answered("probe", self._put(_PROBE_PARTITION, self._probe_keys, values, tags))
+        await self.probe()
+
+    async def probe(self) -> None:
+        """Go once to the controller and to each storage unit.
+
+        Raises:
+            RowsUnreadableError: one of them has lost its rows.
+            NotReadyError: one of them does not answer.
+
+        """
+        await self._answered("probe", self._read(_PROBE_PARTITION, self._probe_keys))
+
+    async def _put(
+        self, partition: str, keys: Sequence[str], values: Sequence[bytes], tags: Sequence[Tag]
+    ) -> None:
+        from tensordict import TensorDict
+        from tensordict.tensorclass import NonTensorStack
+
+        metadata = await self._client.async_kv_retrieve_meta(
+            keys=list(keys), partition_id=partition, create=True
+        )
+        if metadata.size != len(keys):
+            msg = f"TransferQueue made {metadata.size} rows for {len(keys)} keys"
+            raise RuntimeError(msg)
+        metadata.update_custom_meta([dict(tag) for tag in tags])
+        rows = TensorDict({_FIELD: NonTensorStack(*values)}, batch_size=len(keys))
+        await self._client.async_put(rows, metadata)
+
+    async def _metadata_of(self, partition: str, keys: Sequence[str]) -> Any | None:
+        """Return the rows' metadata; None unless every one is there and ready."""
+        metadata = await self._client.async_kv_retrieve_meta(
+            keys=list(keys), partition_id=partition, create=False
+        )
+        # A row that was reserved but not written takes its field away from the whole batch.
+        complete = metadata.size == len(keys) and _FIELD in metadata.field_names
+        return metadata if complete and metadata.is_ready else None
+
+    async def _read(self, partition: str, keys: Sequence[str]) -> list[bytes]:
+        metadata = await self._metadata_of(partition, keys)
+        if metadata is None:
+            raise RowsUnreadableError(f"not every one of {len(keys)} rows is in the catalogue")
+        try:
+            rows = await self._client.async_get_data(metadata.select_fields([_FIELD]))
+        except (KeyError, RuntimeError, ValueError) as error:
+            raise RowsUnreadableError(f"a storage unit lacks a row: {error}") from error
+        values = list(rows[_FIELD])
+        if len(values) != len(keys) or not all(isinstance(value, bytes) for value in values):
+            raise RowsUnreadableError(f"{len(values)} values came for {len(keys)} keys")
+        return values
+
+    async def _clear(self, partition: str, keys: Sequence[str]) -> None:
+        metadata = await self._client.async_kv_retrieve_meta(
+            keys=list(keys), partition_id=partition, create=False
+        )
+        if metadata.size > 0:
+            await self._client.async_clear_samples(metadata)
+
+    async def _answered(self, what: str, call: Coroutine[Any, Any, _T]) -> _T:
+        try:
+            with self._waits.waiting(
+                f"TransferQueue: {what}",
+                owner="transfer_queue",
+                ends_when="controller and storage units answer, or the call's deadline passes",
+            ):
+                return await asyncio.wait_for(call, self._timeout_s)
+        except TimeoutError as error:
+            raise NotReadyError(
+                f"TransferQueue did not answer a {what} within {self._timeout_s:g} s"
+            ) from error
+        except (KeyError, RuntimeError, ValueError) as error:
+            raise NotReadyError(
+                f"TransferQueue answered a {what} with an error: {error}"
+            ) from error
