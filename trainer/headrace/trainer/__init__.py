@@ -1,0 +1,1 @@
+"""The process that learns: batches in, weights out."""

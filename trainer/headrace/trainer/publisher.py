@@ -1,0 +1,49 @@
+"""The model as files that a worker builds it from. Knows nothing of who is told of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from headrace.weights import directory
+
+ONE_FILE = "1000000GB"
+"""Above the size of any model, so that the weights are one file."""
+
+
+def save_model(model: Any, target: Path) -> None:
+    """Write `config.json` and `model.safetensors`. Tied weights are written once."""
+    model.save_pretrained(target, max_shard_size=ONE_FILE)
+
+
+class WeightsWriter:
+    """Writes the versions of one line of weights.
+
+    Args:
+        root: where the versions' directories are.
+        run_id: the run.
+        lineage: its time line.
+
+    """
+
+    def __init__(self, root: Path, *, run_id: str, lineage: str) -> None:
+        self._root = root
+        self._run_id = run_id
+        self._lineage = lineage
+
+    def write(self, model: Any, version: int) -> tuple[str, str]:
+        """Write the model as it is now, and return the directory and its checksum."""
+        path, checksum = directory.write(
+            self._root,
+            run_id=self._run_id,
+            lineage=self._lineage,
+            version=version,
+            write_files=lambda target: save_model(model, target),
+        )
+        return str(path), checksum
+
+    def prune(self, oldest_needed: int) -> None:
+        """Remove versions below `oldest_needed`."""
+        directory.prune(
+            self._root, run_id=self._run_id, lineage=self._lineage, oldest_needed=oldest_needed
+        )
