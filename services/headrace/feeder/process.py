@@ -1,0 +1,99 @@
+"""The feeder as a process: the wiring, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import grpc
+
+from headrace.config.config import Config
+from headrace.errors import UsageError
+from headrace.feeder.demand import Feed
+from headrace.feeder.fingerprint import feed_fingerprint
+from headrace.feeder.order import Order
+from headrace.feeder.prompts import Prompts
+from headrace.feeder.reading import Reader
+from headrace.feeder.service import PromptFeederService
+from headrace.feeder.sources.load import open_source
+from headrace.rpc.calls import Stopped
+from headrace.rpc.channel import open_channel
+from headrace.rpc.process import Process, ProcessOptions
+from headrace.tokenizer import load_tokenizer
+from headrace.v1 import feeder_pb2, feeder_pb2_grpc, replay_pb2_grpc
+
+SERVICE = feeder_pb2.DESCRIPTOR.services_by_name["PromptFeederService"].full_name
+
+
+async def run(config: Config, options: ProcessOptions) -> int:
+    """Feed the run until told to stop.
+
+    Returns:
+        The exit code: 0.
+
+    Raises:
+        UsageError: the data set or the tokenizer cannot be used, the run was started with other
+            data, or the port is taken.
+
+    """
+    if config.endpoints.replay is None:
+        raise UsageError("endpoints.replay: the feeder needs the replay buffer's host:port")
+    source = open_source(config.data)
+    prompts = Prompts(
+        source, load_tokenizer(config.model), max_prompt_length=config.data.max_prompt_length
+    )
+    prompts.read([0])  # a tokenizer that does not fit the data shows here
+    fingerprint = feed_fingerprint(source, config)
+    process = Process(
+        name=options.name,
+        run_id=config.run.run_id,
+        host=config.endpoints.bind_host,
+        port=options.port,
+        announce=options.announce,
+        stall_after_s=config.watchdog.stall_after_s,
+    )
+    reader = Reader(
+        waits=process.waits,
+        stopping=process.stopping,
+        owner=f"data set {source.name}",
+        stall_after_s=config.data.read_timeout_s,
+    )
+    async with open_channel(config.endpoints.replay) as channel:
+        feed = Feed(
+            replay_pb2_grpc.ReplayBufferServiceStub(channel),
+            prompts,
+            Order(len(source), config.data.seed, config.data.shuffle),
+            fingerprint=fingerprint,
+            chunk_size=config.data.chunk_size,
+            reader=reader,
+            waits=process.waits,
+            stopping=process.stopping,
+        )
+        service = PromptFeederService(
+            feed,
+            prompts,
+            warm_start_order=Order(
+                len(source), config.data.seed, shuffle=True, purpose="warm start"
+            ),
+            reader=reader,
+            process_status=process.status,
+        )
+        await _serve(process, feed, service)
+    return 0
+
+
+async def _serve(process: Process, feed: Feed, service: PromptFeederService) -> None:
+    def add_services(server: grpc.aio.Server) -> Sequence[str]:
+        feeder_pb2_grpc.add_PromptFeederServiceServicer_to_server(service, server)
+        return [SERVICE]
+
+    try:
+        await process.start(add_services)
+        await feed.open()
+        process.ready()
+        await feed.run()
+        await process.until_stopped()
+    except Stopped:
+        return
+    finally:
+        await asyncio.shield(process.close())

@@ -1,0 +1,1 @@
+"""Where rows come from: files, procedural data sets, functions of the user's."""
