@@ -1,0 +1,120 @@
+"""Scores in processes of their own, which are killed when a scoring takes too long.
+
+Knows nothing of sessions and leases. Many scorings travel in one call, since a call costs more
+than most scorings; yet the limit holds for each: a process hands back what it has after
+`_SHARE_S`, and if a call is cut off, its scorings are tried again one by one, so that only the
+guilty one fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+from collections.abc import Sequence
+from typing import Any, Final
+
+from pebble import ProcessExpired, ProcessPool
+
+from headrace.config.rollout import RewardConfig
+from headrace.errors import HeadraceError, UsageError
+from headrace.log import get_logger
+from headrace.rollout.rewards import child
+from headrace.rollout.rewards.functions import RewardSpec, Score, Scoring
+
+_SHARE_S: Final = 1.0
+"""After this long a call takes up no further scoring."""
+_MOST_PER_CALL: Final = 256
+_IMPORT_TIMEOUT_S: Final = 120.0
+"""For importing the user's function when the worker starts."""
+
+log = get_logger()
+
+
+class RewardError(HeadraceError):
+    """A response could not be scored. Never a reward of zero."""
+
+
+class RewardPool:
+    """The scoring processes of one worker. They stay alive, with everything imported."""
+
+    def __init__(self, config: RewardConfig) -> None:
+        self._spec = RewardSpec(config.kind, config.function, config.options)
+        self._limit_s = config.timeout_s
+        self._processes = config.processes
+        # Neither is a copy of this process, with its threads of torch and gRPC.
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload([child.__name__])
+        self._pool = self._make_pool()
+
+    def _make_pool(self) -> Any:
+        return ProcessPool(
+            max_workers=self._processes,
+            context=self._context,
+            initializer=child.initialize,
+            initargs=[self._spec],
+        )
+
+    async def start(self) -> None:
+        """Start a process and see whether the function can be used.
+
+        Raises:
+            UsageError: It cannot.
+
+        """
+        call = self._pool.schedule(child.check, args=[self._spec], timeout=_IMPORT_TIMEOUT_S)
+        try:
+            why = await asyncio.wrap_future(call)
+        except TimeoutError:
+            why = f"importing reward.function took longer than {_IMPORT_TIMEOUT_S:g} s"
+        except ProcessExpired as error:
+            why = f"importing reward.function ended its process: {error}"
+        if why:
+            raise UsageError(why)
+
+    async def close(self) -> None:
+        """End the processes, whatever they do."""
+        self._pool.stop()
+        await asyncio.to_thread(self._pool.join)
+
+    async def score(self, scorings: Sequence[Scoring]) -> list[Score | RewardError]:
+        """Score, in order. One that fails does not hurt the others."""
+        size = min(_MOST_PER_CALL, -(-len(scorings) // self._processes))
+        calls = [scorings[at : at + size] for at in range(0, len(scorings), size)]
+        found = await asyncio.gather(*map(self._score_call, calls))
+        return [score for scores in found for score in scores]
+
+    async def _score_call(self, scorings: Sequence[Scoring]) -> list[Score | RewardError]:
+        found: list[Score | RewardError] = []
+        while len(found) < len(scorings):
+            rest = scorings[len(found) :]
+            if len(rest) == 1:
+                found.append(await self._score_one(rest[0]))
+                continue
+            try:
+                # The last one begins before `_SHARE_S` is over and has its whole limit.
+                found += await self._run(rest, timeout_s=_SHARE_S + self._limit_s)
+            except (TimeoutError, ProcessExpired) as error:
+                log.warning("scored_one_by_one", scorings=len(rest), why=str(error))
+                found += await asyncio.gather(*map(self._score_one, rest))
+        return found
+
+    async def _score_one(self, scoring: Scoring) -> Score | RewardError:
+        try:
+            [score] = await self._run([scoring], timeout_s=self._limit_s)
+        except TimeoutError:
+            return RewardError(f"scoring took longer than {self._limit_s:g} s and was killed")
+        except ProcessExpired as error:
+            return RewardError(f"scoring ended its process: exit code {error.exitcode}")
+        return score
+
+    async def _run(
+        self, scorings: Sequence[Scoring], *, timeout_s: float
+    ) -> list[Score | RewardError]:
+        if not self._pool.active:  # pebble gives up when a process dies between two tasks
+            log.warning("scoring_pool_restarted")
+            self._pool = self._make_pool()
+        call = self._pool.schedule(
+            child.score_some, args=[self._spec, list(scorings), _SHARE_S], timeout=timeout_s
+        )
+        found = await asyncio.wrap_future(call)
+        return [RewardError(each) if isinstance(each, str) else each for each in found]
