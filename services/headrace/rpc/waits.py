@@ -17,8 +17,11 @@ from headrace.v1 import status_pb2
 
 
 @dataclass(eq=False)
-class _Waiting:
-    """A wait under way. Times are seconds of the clock of `Waits`."""
+class Waiting:
+    """A wait under way. Times are seconds of the clock of `Waits`.
+
+    Only `ends_when` may be changed from outside.
+    """
 
     name: str
     owner: str
@@ -52,14 +55,14 @@ class Waits:
         self._now = now
         self._stall_after_s = stall_after_s
         self._lock = threading.Lock()
-        self._running: dict[int, _Waiting] = {}
+        self._running: dict[int, Waiting] = {}
         self._ended_s: defaultdict[str, float] = defaultdict(float)
 
     @contextmanager
     def waiting(
         self, name: str, *, owner: str, ends_when: str = "", stall_after_s: float | None = None
-    ) -> Iterator[None]:
-        """Be in a wait for as long as the block runs.
+    ) -> Iterator[Waiting]:
+        """Be in a wait for as long as the block runs, and change what would end it meanwhile.
 
         Args:
             name: What is waited for, in words; times are summed up by it.
@@ -70,11 +73,11 @@ class Waits:
         """
         limit_s = self._stall_after_s if stall_after_s is None else stall_after_s
         begun = self._now()
-        wait = _Waiting(name, owner, ends_when, limit_s, begun, begun + limit_s)
+        wait = Waiting(name, owner, ends_when, limit_s, begun, begun + limit_s)
         with self._lock:
             self._running[id(wait)] = wait
         try:
-            yield
+            yield wait
         finally:
             with self._lock:
                 del self._running[id(wait)]
