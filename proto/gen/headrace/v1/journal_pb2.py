@@ -26,7 +26,7 @@ from headrace.v1 import prompt_pb2 as headrace_dot_v1_dot_prompt__pb2
 from headrace.v1 import replay_pb2 as headrace_dot_v1_dot_replay__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19headrace/v1/journal.proto\x12\x0bheadrace.v1\x1a\x18headrace/v1/prompt.proto\x1a\x18headrace/v1/replay.proto\"\xb5\x08\n\rJournalRecord\x12\x16\n\x0eschema_version\x18\x01 \x01(\x05\x12\x10\n\x08position\x18\x02 \x01(\x03\x12\x14\n\x0cwriter_epoch\x18\x03 \x01(\x03\x12\x13\n\x0bunix_time_s\x18\x04 \x01(\x01\x12,\n\nrun_opened\x18\n \x01(\x0b\x32\x16.headrace.v1.RunOpenedH\x00\x12.\n\x0b\x66\x65\x65\x64_opened\x18\x0b \x01(\x0b\x32\x17.headrace.v1.FeedOpenedH\x00\x12<\n\x12prompts_registered\x18\x0c \x01(\x0b\x32\x1e.headrace.v1.PromptsRegisteredH\x00\x12\x34\n\x0eprompts_leased\x18\r \x01(\x0b\x32\x1a.headrace.v1.PromptsLeasedH\x00\x12\x30\n\x0cleases_ended\x18\x0e \x01(\x0b\x32\x18.headrace.v1.LeasesEndedH\x00\x12<\n\x12sessions_completed\x18\x0f \x01(\x0b\x32\x1e.headrace.v1.SessionsCompletedH\x00\x12\x34\n\x0egroups_dropped\x18\x10 \x01(\x0b\x32\x1a.headrace.v1.GroupsDroppedH\x00\x12<\n\x12trainer_registered\x18\x11 \x01(\x0b\x32\x1e.headrace.v1.TrainerRegisteredH\x00\x12:\n\x11weights_published\x18\x12 \x01(\x0b\x32\x1d.headrace.v1.WeightsPublishedH\x00\x12.\n\x0bstep_opened\x18\x13 \x01(\x0b\x32\x17.headrace.v1.StepOpenedH\x00\x12\x32\n\rbatch_sampled\x18\x14 \x01(\x0b\x32\x19.headrace.v1.BatchSampledH\x00\x12\x36\n\x0fgroups_returned\x18\x15 \x01(\x0b\x32\x1b.headrace.v1.GroupsReturnedH\x00\x12\x34\n\x0estep_committed\x18\x16 \x01(\x0b\x32\x1a.headrace.v1.StepCommittedH\x00\x12\x38\n\x10store_registered\x18\x17 \x01(\x0b\x32\x1c.headrace.v1.StoreRegisteredH\x00\x12\x30\n\x0c\x63redit_added\x18\x18 \x01(\x0b\x32\x18.headrace.v1.CreditAddedH\x00\x12\x34\n\x0e\x63ircuit_opened\x18\x19 \x01(\x0b\x32\x1a.headrace.v1.CircuitOpenedH\x00\x12\x34\n\x0e\x63ircuit_closed\x18\x1a \x01(\x0b\x32\x1a.headrace.v1.CircuitClosedH\x00\x12*\n\trun_ended\x18\x1b \x01(\x0b\x32\x15.headrace.v1.RunEndedH\x00\x42\x07\n\x05\x65vent\"Q\n\tRunOpened\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0f\n\x07lineage\x18\x02 \x01(\t\x12\t\n\x01n\x18\x03 \x01(\x05\x12\x18\n\x10train_batch_size\x18\x04 \x01(\x05\"`\n\nFeedOpened\x12\x11\n\trow_count\x18\x01 \x01(\x03\x12\x15\n\rordinal_count\x18\x02 \x01(\x03\x12\x13\n\x0btotal_steps\x18\x03 \x01(\x03\x12\x13\n\x0b\x66ingerprint\x18\x04 \x01(\t\"S\n\x11PromptsRegistered\x12\x15\n\rfirst_ordinal\x18\x01 \x01(\x03\x12\'\n\x07prompts\x18\x02 \x03(\x0b\x32\x16.headrace.v1.NewPrompt\"r\n\rPromptsLeased\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\'\n\x07weights\x18\x02 \x01(\x0b\x32\x16.headrace.v1.WeightsId\x12%\n\x06leases\x18\x03 \x03(\x0b\x32\x15.headrace.v1.LeaseRef\"I\n\x0bLeasesEnded\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\'\n\x06leases\x18\x02 \x03(\x0b\x32\x17.headrace.v1.EndedLease\"r\n\x11SessionsCompleted\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x19\n\x11store_incarnation\x18\x02 \x01(\t\x12/\n\x08sessions\x18\x03 \x03(\x0b\x32\x1d.headrace.v1.CompletedSession\"c\n\rGroupsDropped\x12\'\n\x06reason\x18\x01 \x01(\x0e\x32\x17.headrace.v1.DropReason\x12\x0c\n\x04uids\x18\x02 \x03(\t\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\r\n\x05spans\x18\x04 \x03(\x03\"<\n\x11TrainerRegistered\x12\x12\n\ntrainer_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x03\"B\n\x10WeightsPublished\x12.\n\x07weights\x18\x01 \x01(\x0b\x32\x1d.headrace.v1.PublishedWeights\"C\n\nStepOpened\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12\x13\n\x0bgroup_count\x18\x02 \x01(\x05\x12\x12\n\npart_count\x18\x03 \x01(\x05\"I\n\x0c\x42\x61tchSampled\x12\x0f\n\x07lineage\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x0c\n\x04part\x18\x03 \x01(\x05\x12\x0c\n\x04uids\x18\x04 \x03(\t\"I\n\x0eGroupsReturned\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12\x0c\n\x04part\x18\x02 \x01(\x05\x12\x0c\n\x04uids\x18\x03 \x03(\t\x12\r\n\x05\x65rror\x18\x04 \x01(\t\".\n\rStepCommitted\x12\x0f\n\x07lineage\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\"D\n\x0fStoreRegistered\x12\x19\n\x11store_incarnation\x18\x01 \x01(\t\x12\x16\n\x0e\x63\x61pacity_bytes\x18\x02 \x01(\x03\">\n\x0b\x43reditAdded\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x63ount\x18\x02 \x01(\x03\x12\x0c\n\x04kind\x18\x03 \x01(\t\"H\n\rCircuitOpened\x12(\n\x05\x63\x61use\x18\x01 \x01(\x0e\x32\x19.headrace.v1.CircuitCause\x12\r\n\x05\x65rror\x18\x02 \x01(\t\"\x1b\n\rCircuitClosed\x12\n\n\x02\x62y\x18\x01 \x01(\t\"\x19\n\x08RunEnded\x12\r\n\x05\x63\x61use\x18\x01 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19headrace/v1/journal.proto\x12\x0bheadrace.v1\x1a\x18headrace/v1/prompt.proto\x1a\x18headrace/v1/replay.proto\"\xdd\t\n\rJournalRecord\x12\x16\n\x0eschema_version\x18\x01 \x01(\x05\x12\x10\n\x08position\x18\x02 \x01(\x03\x12\x14\n\x0cwriter_epoch\x18\x03 \x01(\x03\x12\x13\n\x0bunix_time_s\x18\x04 \x01(\x01\x12,\n\nrun_opened\x18\n \x01(\x0b\x32\x16.headrace.v1.RunOpenedH\x00\x12.\n\x0b\x66\x65\x65\x64_opened\x18\x0b \x01(\x0b\x32\x17.headrace.v1.FeedOpenedH\x00\x12<\n\x12prompts_registered\x18\x0c \x01(\x0b\x32\x1e.headrace.v1.PromptsRegisteredH\x00\x12\x34\n\x0eprompts_leased\x18\r \x01(\x0b\x32\x1a.headrace.v1.PromptsLeasedH\x00\x12\x30\n\x0cleases_ended\x18\x0e \x01(\x0b\x32\x18.headrace.v1.LeasesEndedH\x00\x12<\n\x12sessions_completed\x18\x0f \x01(\x0b\x32\x1e.headrace.v1.SessionsCompletedH\x00\x12\x34\n\x0egroups_dropped\x18\x10 \x01(\x0b\x32\x1a.headrace.v1.GroupsDroppedH\x00\x12<\n\x12trainer_registered\x18\x11 \x01(\x0b\x32\x1e.headrace.v1.TrainerRegisteredH\x00\x12:\n\x11weights_published\x18\x12 \x01(\x0b\x32\x1d.headrace.v1.WeightsPublishedH\x00\x12.\n\x0bstep_opened\x18\x13 \x01(\x0b\x32\x17.headrace.v1.StepOpenedH\x00\x12\x32\n\rbatch_sampled\x18\x14 \x01(\x0b\x32\x19.headrace.v1.BatchSampledH\x00\x12\x36\n\x0fgroups_returned\x18\x15 \x01(\x0b\x32\x1b.headrace.v1.GroupsReturnedH\x00\x12\x34\n\x0estep_committed\x18\x16 \x01(\x0b\x32\x1a.headrace.v1.StepCommittedH\x00\x12\x38\n\x10store_registered\x18\x17 \x01(\x0b\x32\x1c.headrace.v1.StoreRegisteredH\x00\x12\x30\n\x0c\x63redit_added\x18\x18 \x01(\x0b\x32\x18.headrace.v1.CreditAddedH\x00\x12\x34\n\x0e\x63ircuit_opened\x18\x19 \x01(\x0b\x32\x1a.headrace.v1.CircuitOpenedH\x00\x12\x34\n\x0e\x63ircuit_closed\x18\x1a \x01(\x0b\x32\x1a.headrace.v1.CircuitClosedH\x00\x12*\n\trun_ended\x18\x1b \x01(\x0b\x32\x15.headrace.v1.RunEndedH\x00\x12\x32\n\rgroups_failed\x18\x1c \x01(\x0b\x32\x19.headrace.v1.GroupsFailedH\x00\x12<\n\x12sessions_forgotten\x18\x1d \x01(\x0b\x32\x1e.headrace.v1.SessionsForgottenH\x00\x12\x34\n\x0eworker_ejected\x18\x1e \x01(\x0b\x32\x1a.headrace.v1.WorkerEjectedH\x00\x42\x07\n\x05\x65vent\"`\n\tRunOpened\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0f\n\x07lineage\x18\x02 \x01(\t\x12\t\n\x01n\x18\x03 \x01(\x05\x12\x18\n\x10train_batch_size\x18\x04 \x01(\x05\x12\r\n\x05\x62\x61sis\x18\x05 \x01(\t\"`\n\nFeedOpened\x12\x11\n\trow_count\x18\x01 \x01(\x03\x12\x15\n\rordinal_count\x18\x02 \x01(\x03\x12\x13\n\x0btotal_steps\x18\x03 \x01(\x03\x12\x13\n\x0b\x66ingerprint\x18\x04 \x01(\t\"g\n\x11PromptsRegistered\x12\x15\n\rfirst_ordinal\x18\x01 \x01(\x03\x12\'\n\x07prompts\x18\x02 \x03(\x0b\x32\x16.headrace.v1.NewPrompt\x12\x12\n\nown_demand\x18\x03 \x01(\x03\"r\n\rPromptsLeased\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\'\n\x07weights\x18\x02 \x01(\x0b\x32\x16.headrace.v1.WeightsId\x12%\n\x06leases\x18\x03 \x03(\x0b\x32\x15.headrace.v1.LeaseRef\"I\n\x0bLeasesEnded\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\'\n\x06leases\x18\x02 \x03(\x0b\x32\x17.headrace.v1.EndedLease\"r\n\x11SessionsCompleted\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x19\n\x11store_incarnation\x18\x02 \x01(\t\x12/\n\x08sessions\x18\x03 \x03(\x0b\x32\x1d.headrace.v1.CompletedSession\"c\n\rGroupsDropped\x12\'\n\x06reason\x18\x01 \x01(\x0e\x32\x17.headrace.v1.DropReason\x12\x0c\n\x04uids\x18\x02 \x03(\t\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\r\n\x05spans\x18\x04 \x03(\x03\"<\n\x11TrainerRegistered\x12\x12\n\ntrainer_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x03\"B\n\x10WeightsPublished\x12.\n\x07weights\x18\x01 \x01(\x0b\x32\x1d.headrace.v1.PublishedWeights\"C\n\nStepOpened\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12\x13\n\x0bgroup_count\x18\x02 \x01(\x05\x12\x12\n\npart_count\x18\x03 \x01(\x05\"I\n\x0c\x42\x61tchSampled\x12\x0f\n\x07lineage\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x0c\n\x04part\x18\x03 \x01(\x05\x12\x0c\n\x04uids\x18\x04 \x03(\t\"I\n\x0eGroupsReturned\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12\x0c\n\x04part\x18\x02 \x01(\x05\x12\x0c\n\x04uids\x18\x03 \x03(\t\x12\r\n\x05\x65rror\x18\x04 \x01(\t\".\n\rStepCommitted\x12\x0f\n\x07lineage\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\"D\n\x0fStoreRegistered\x12\x19\n\x11store_incarnation\x18\x01 \x01(\t\x12\x16\n\x0e\x63\x61pacity_bytes\x18\x02 \x01(\x03\">\n\x0b\x43reditAdded\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x63ount\x18\x02 \x01(\x03\x12\x0c\n\x04kind\x18\x03 \x01(\t\"H\n\rCircuitOpened\x12(\n\x05\x63\x61use\x18\x01 \x01(\x0e\x32\x19.headrace.v1.CircuitCause\x12\r\n\x05\x65rror\x18\x02 \x01(\t\"\x1b\n\rCircuitClosed\x12\n\n\x02\x62y\x18\x01 \x01(\t\"\x19\n\x08RunEnded\x12\r\n\x05\x63\x61use\x18\x01 \x01(\t\"\x1c\n\x0cGroupsFailed\x12\x0c\n\x04uids\x18\x01 \x03(\t\"/\n\x11SessionsForgotten\x12\x0c\n\x04uids\x18\x01 \x03(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\"\"\n\rWorkerEjected\x12\x11\n\tworker_id\x18\x01 \x01(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,41 +34,47 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'headrace.v1.journal_pb2', _
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_JOURNALRECORD']._serialized_start=95
-  _globals['_JOURNALRECORD']._serialized_end=1172
-  _globals['_RUNOPENED']._serialized_start=1174
-  _globals['_RUNOPENED']._serialized_end=1255
-  _globals['_FEEDOPENED']._serialized_start=1257
-  _globals['_FEEDOPENED']._serialized_end=1353
-  _globals['_PROMPTSREGISTERED']._serialized_start=1355
-  _globals['_PROMPTSREGISTERED']._serialized_end=1438
-  _globals['_PROMPTSLEASED']._serialized_start=1440
-  _globals['_PROMPTSLEASED']._serialized_end=1554
-  _globals['_LEASESENDED']._serialized_start=1556
-  _globals['_LEASESENDED']._serialized_end=1629
-  _globals['_SESSIONSCOMPLETED']._serialized_start=1631
-  _globals['_SESSIONSCOMPLETED']._serialized_end=1745
-  _globals['_GROUPSDROPPED']._serialized_start=1747
-  _globals['_GROUPSDROPPED']._serialized_end=1846
-  _globals['_TRAINERREGISTERED']._serialized_start=1848
-  _globals['_TRAINERREGISTERED']._serialized_end=1908
-  _globals['_WEIGHTSPUBLISHED']._serialized_start=1910
-  _globals['_WEIGHTSPUBLISHED']._serialized_end=1976
-  _globals['_STEPOPENED']._serialized_start=1978
-  _globals['_STEPOPENED']._serialized_end=2045
-  _globals['_BATCHSAMPLED']._serialized_start=2047
-  _globals['_BATCHSAMPLED']._serialized_end=2120
-  _globals['_GROUPSRETURNED']._serialized_start=2122
-  _globals['_GROUPSRETURNED']._serialized_end=2195
-  _globals['_STEPCOMMITTED']._serialized_start=2197
-  _globals['_STEPCOMMITTED']._serialized_end=2243
-  _globals['_STOREREGISTERED']._serialized_start=2245
-  _globals['_STOREREGISTERED']._serialized_end=2313
-  _globals['_CREDITADDED']._serialized_start=2315
-  _globals['_CREDITADDED']._serialized_end=2377
-  _globals['_CIRCUITOPENED']._serialized_start=2379
-  _globals['_CIRCUITOPENED']._serialized_end=2451
-  _globals['_CIRCUITCLOSED']._serialized_start=2453
-  _globals['_CIRCUITCLOSED']._serialized_end=2480
-  _globals['_RUNENDED']._serialized_start=2482
-  _globals['_RUNENDED']._serialized_end=2507
+  _globals['_JOURNALRECORD']._serialized_end=1340
+  _globals['_RUNOPENED']._serialized_start=1342
+  _globals['_RUNOPENED']._serialized_end=1438
+  _globals['_FEEDOPENED']._serialized_start=1440
+  _globals['_FEEDOPENED']._serialized_end=1536
+  _globals['_PROMPTSREGISTERED']._serialized_start=1538
+  _globals['_PROMPTSREGISTERED']._serialized_end=1641
+  _globals['_PROMPTSLEASED']._serialized_start=1643
+  _globals['_PROMPTSLEASED']._serialized_end=1757
+  _globals['_LEASESENDED']._serialized_start=1759
+  _globals['_LEASESENDED']._serialized_end=1832
+  _globals['_SESSIONSCOMPLETED']._serialized_start=1834
+  _globals['_SESSIONSCOMPLETED']._serialized_end=1948
+  _globals['_GROUPSDROPPED']._serialized_start=1950
+  _globals['_GROUPSDROPPED']._serialized_end=2049
+  _globals['_TRAINERREGISTERED']._serialized_start=2051
+  _globals['_TRAINERREGISTERED']._serialized_end=2111
+  _globals['_WEIGHTSPUBLISHED']._serialized_start=2113
+  _globals['_WEIGHTSPUBLISHED']._serialized_end=2179
+  _globals['_STEPOPENED']._serialized_start=2181
+  _globals['_STEPOPENED']._serialized_end=2248
+  _globals['_BATCHSAMPLED']._serialized_start=2250
+  _globals['_BATCHSAMPLED']._serialized_end=2323
+  _globals['_GROUPSRETURNED']._serialized_start=2325
+  _globals['_GROUPSRETURNED']._serialized_end=2398
+  _globals['_STEPCOMMITTED']._serialized_start=2400
+  _globals['_STEPCOMMITTED']._serialized_end=2446
+  _globals['_STOREREGISTERED']._serialized_start=2448
+  _globals['_STOREREGISTERED']._serialized_end=2516
+  _globals['_CREDITADDED']._serialized_start=2518
+  _globals['_CREDITADDED']._serialized_end=2580
+  _globals['_CIRCUITOPENED']._serialized_start=2582
+  _globals['_CIRCUITOPENED']._serialized_end=2654
+  _globals['_CIRCUITCLOSED']._serialized_start=2656
+  _globals['_CIRCUITCLOSED']._serialized_end=2683
+  _globals['_RUNENDED']._serialized_start=2685
+  _globals['_RUNENDED']._serialized_end=2710
+  _globals['_GROUPSFAILED']._serialized_start=2712
+  _globals['_GROUPSFAILED']._serialized_end=2740
+  _globals['_SESSIONSFORGOTTEN']._serialized_start=2742
+  _globals['_SESSIONSFORGOTTEN']._serialized_end=2789
+  _globals['_WORKEREJECTED']._serialized_start=2791
+  _globals['_WORKEREJECTED']._serialized_end=2825
 # @@protoc_insertion_point(module_scope)

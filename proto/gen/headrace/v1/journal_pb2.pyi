@@ -50,6 +50,9 @@ class JournalRecord(_message.Message):
     CIRCUIT_OPENED_FIELD_NUMBER: _builtins.int
     CIRCUIT_CLOSED_FIELD_NUMBER: _builtins.int
     RUN_ENDED_FIELD_NUMBER: _builtins.int
+    GROUPS_FAILED_FIELD_NUMBER: _builtins.int
+    SESSIONS_FORGOTTEN_FIELD_NUMBER: _builtins.int
+    WORKER_EJECTED_FIELD_NUMBER: _builtins.int
     schema_version: _builtins.int
     """Version of this schema. Now 1."""
     position: _builtins.int
@@ -130,6 +133,18 @@ class JournalRecord(_message.Message):
     def run_ended(self) -> Global___RunEnded:
         """The run is over."""
 
+    @_builtins.property
+    def groups_failed(self) -> Global___GroupsFailed:
+        """Groups used up their failures and wait for a verdict."""
+
+    @_builtins.property
+    def sessions_forgotten(self) -> Global___SessionsForgotten:
+        """Sessions in PENDING groups grew too old."""
+
+    @_builtins.property
+    def worker_ejected(self) -> Global___WorkerEjected:
+        """A worker failed too many prompts in a row."""
+
     def __init__(
         self,
         *,
@@ -155,12 +170,15 @@ class JournalRecord(_message.Message):
         circuit_opened: Global___CircuitOpened | None = ...,
         circuit_closed: Global___CircuitClosed | None = ...,
         run_ended: Global___RunEnded | None = ...,
+        groups_failed: Global___GroupsFailed | None = ...,
+        sessions_forgotten: Global___SessionsForgotten | None = ...,
+        worker_ejected: Global___WorkerEjected | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["batch_sampled", b"batch_sampled", "circuit_closed", b"circuit_closed", "circuit_opened", b"circuit_opened", "credit_added", b"credit_added", "event", b"event", "feed_opened", b"feed_opened", "groups_dropped", b"groups_dropped", "groups_returned", b"groups_returned", "leases_ended", b"leases_ended", "prompts_leased", b"prompts_leased", "prompts_registered", b"prompts_registered", "run_ended", b"run_ended", "run_opened", b"run_opened", "sessions_completed", b"sessions_completed", "step_committed", b"step_committed", "step_opened", b"step_opened", "store_registered", b"store_registered", "trainer_registered", b"trainer_registered", "weights_published", b"weights_published"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["batch_sampled", b"batch_sampled", "circuit_closed", b"circuit_closed", "circuit_opened", b"circuit_opened", "credit_added", b"credit_added", "event", b"event", "feed_opened", b"feed_opened", "groups_dropped", b"groups_dropped", "groups_failed", b"groups_failed", "groups_returned", b"groups_returned", "leases_ended", b"leases_ended", "prompts_leased", b"prompts_leased", "prompts_registered", b"prompts_registered", "run_ended", b"run_ended", "run_opened", b"run_opened", "sessions_completed", b"sessions_completed", "sessions_forgotten", b"sessions_forgotten", "step_committed", b"step_committed", "step_opened", b"step_opened", "store_registered", b"store_registered", "trainer_registered", b"trainer_registered", "weights_published", b"weights_published", "worker_ejected", b"worker_ejected"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_sampled", b"batch_sampled", "circuit_closed", b"circuit_closed", "circuit_opened", b"circuit_opened", "credit_added", b"credit_added", "event", b"event", "feed_opened", b"feed_opened", "groups_dropped", b"groups_dropped", "groups_returned", b"groups_returned", "leases_ended", b"leases_ended", "position", b"position", "prompts_leased", b"prompts_leased", "prompts_registered", b"prompts_registered", "run_ended", b"run_ended", "run_opened", b"run_opened", "schema_version", b"schema_version", "sessions_completed", b"sessions_completed", "step_committed", b"step_committed", "step_opened", b"step_opened", "store_registered", b"store_registered", "trainer_registered", b"trainer_registered", "unix_time_s", b"unix_time_s", "weights_published", b"weights_published", "writer_epoch", b"writer_epoch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_sampled", b"batch_sampled", "circuit_closed", b"circuit_closed", "circuit_opened", b"circuit_opened", "credit_added", b"credit_added", "event", b"event", "feed_opened", b"feed_opened", "groups_dropped", b"groups_dropped", "groups_failed", b"groups_failed", "groups_returned", b"groups_returned", "leases_ended", b"leases_ended", "position", b"position", "prompts_leased", b"prompts_leased", "prompts_registered", b"prompts_registered", "run_ended", b"run_ended", "run_opened", b"run_opened", "schema_version", b"schema_version", "sessions_completed", b"sessions_completed", "sessions_forgotten", b"sessions_forgotten", "step_committed", b"step_committed", "step_opened", b"step_opened", "store_registered", b"store_registered", "trainer_registered", b"trainer_registered", "unix_time_s", b"unix_time_s", "weights_published", b"weights_published", "worker_ejected", b"worker_ejected", "writer_epoch", b"writer_epoch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["run_opened", "feed_opened", "prompts_registered", "prompts_leased", "leases_ended", "sessions_completed", "groups_dropped", "trainer_registered", "weights_published", "step_opened", "batch_sampled", "groups_returned", "step_committed", "store_registered", "credit_added", "circuit_opened", "circuit_closed", "run_ended"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["run_opened", "feed_opened", "prompts_registered", "prompts_leased", "leases_ended", "sessions_completed", "groups_dropped", "trainer_registered", "weights_published", "step_opened", "batch_sampled", "groups_returned", "step_committed", "store_registered", "credit_added", "circuit_opened", "circuit_closed", "run_ended", "groups_failed", "sessions_forgotten", "worker_ejected"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -176,6 +194,7 @@ class RunOpened(_message.Message):
     LINEAGE_FIELD_NUMBER: _builtins.int
     N_FIELD_NUMBER: _builtins.int
     TRAIN_BATCH_SIZE_FIELD_NUMBER: _builtins.int
+    BASIS_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """The run."""
     lineage: _builtins.str
@@ -184,6 +203,8 @@ class RunOpened(_message.Message):
     """Samples per prompt."""
     train_batch_size: _builtins.int
     """Groups per step."""
+    basis: _builtins.str
+    """What spans count from: `generated` or `fed`."""
     def __init__(
         self,
         *,
@@ -191,10 +212,11 @@ class RunOpened(_message.Message):
         lineage: _builtins.str = ...,
         n: _builtins.int = ...,
         train_batch_size: _builtins.int = ...,
+        basis: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lineage", b"lineage", "n", b"n", "run_id", b"run_id", "train_batch_size", b"train_batch_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["basis", b"basis", "lineage", b"lineage", "n", b"n", "run_id", b"run_id", "train_batch_size", b"train_batch_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -242,8 +264,11 @@ class PromptsRegistered(_message.Message):
 
     FIRST_ORDINAL_FIELD_NUMBER: _builtins.int
     PROMPTS_FIELD_NUMBER: _builtins.int
+    OWN_DEMAND_FIELD_NUMBER: _builtins.int
     first_ordinal: _builtins.int
     """Ordinal of the first."""
+    own_demand: _builtins.int
+    """What the window itself lacked then; what goes beyond it uses up credit."""
     @_builtins.property
     def prompts(self) -> _containers.RepeatedCompositeFieldContainer[_replay_pb2.NewPrompt]:
         """The prompts."""
@@ -253,10 +278,11 @@ class PromptsRegistered(_message.Message):
         *,
         first_ordinal: _builtins.int = ...,
         prompts: _abc.Iterable[_replay_pb2.NewPrompt] | None = ...,
+        own_demand: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_ordinal", b"first_ordinal", "prompts", b"prompts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_ordinal", b"first_ordinal", "own_demand", b"own_demand", "prompts", b"prompts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -697,3 +723,84 @@ class RunEnded(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RunEnded: _TypeAlias = RunEnded  # noqa: Y015
+
+@_typing.final
+class GroupsFailed(_message.Message):
+    """Groups used up their failures. They are FAILED until some worker succeeds:
+    then they are dropped, or, if that closes the circuit, PENDING again.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UIDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def uids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The groups."""
+
+    def __init__(
+        self,
+        *,
+        uids: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["uids", b"uids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GroupsFailed: _TypeAlias = GroupsFailed  # noqa: Y015
+
+@_typing.final
+class SessionsForgotten(_message.Message):
+    """PENDING groups lost sessions that would exceed the threshold; these are
+    generated again.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UIDS_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    step: _builtins.int
+    """The step they were judged at."""
+    @_builtins.property
+    def uids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The groups."""
+
+    def __init__(
+        self,
+        *,
+        uids: _abc.Iterable[_builtins.str] | None = ...,
+        step: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["step", b"step", "uids", b"uids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SessionsForgotten: _TypeAlias = SessionsForgotten  # noqa: Y015
+
+@_typing.final
+class WorkerEjected(_message.Message):
+    """A worker failed on too many different prompts in a row: its failures were its
+    own. The prompts are not blamed for them, nor for further ones until it
+    succeeds.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    worker_id: _builtins.str
+    """The worker."""
+    def __init__(
+        self,
+        *,
+        worker_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkerEjected: _TypeAlias = WorkerEjected  # noqa: Y015

@@ -1,0 +1,1 @@
+"""The replay buffer: the ledger of every prompt, and the service around it."""

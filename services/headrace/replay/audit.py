@@ -1,0 +1,113 @@
+"""What must hold of a ledger at every instant, checked from scratch.
+
+It recounts every group instead of trusting the indexes, so that a mistake in keeping them shows.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from headrace.replay.group import (
+    DROPPED,
+    FINISHED,
+    PENDING,
+    RUNNING,
+    SAMPLED,
+    SETTLED,
+    STATES,
+    TRAINED,
+    Group,
+)
+from headrace.replay.groups import state_name
+from headrace.replay.ledger import Ledger
+from headrace.replay.settings import LedgerSettings
+from headrace.replay.staleness import is_stale
+from headrace.v1 import prompt_pb2
+
+
+def audit(ledger: Ledger, settings: LedgerSettings) -> list[str]:
+    """List what does not hold, a line each; empty if all is well."""
+    return [
+        *balance_violations(ledger),
+        *_recounts(ledger),
+        *_accounts(ledger),
+        *_steps(ledger),
+        *(line for group in ledger.groups.by_ordinal for line in _group(ledger, settings, group)),
+    ]
+
+
+def balance_violations(ledger: Ledger) -> list[str]:
+    """Check the balance rule itself; cheap, whatever the ledger holds."""
+    table = ledger.groups
+    total = sum(table.counts[state] for state in STATES if state != DROPPED)
+    total += sum(table.dropped.values())
+    return (
+        [] if total == ledger.cursor else [f"balance: fed {ledger.cursor}, accounted for {total}"]
+    )
+
+
+def _recounts(ledger: Ledger) -> list[str]:
+    table = ledger.groups
+    recounted = Counter(group.state for group in table.by_ordinal)
+    found = [
+        f"{state_name(state)}: {table.counts[state]} counted, {recounted[state]} there"
+        for state in STATES
+        if table.counts[state] != recounted[state]
+    ]
+    lengths = {PENDING: table.pending, RUNNING: table.running, FINISHED: table.finished}
+    found += [
+        f"{state_name(state)}: {len(index)} indexed, {recounted[state]} there"
+        for state, index in lengths.items()
+        if len(index) != recounted[state]
+    ]
+    if len({group.uid for group in table.by_ordinal}) != ledger.cursor:
+        found.append("a uid was fed twice")
+    return found
+
+
+def _accounts(ledger: Ledger) -> list[str]:
+    table = ledger.groups
+    held = sum(group.held_bytes for group in table.by_ordinal if group.state not in SETTLED)
+    missing = sum(ledger.n - len(group.sessions) for group in table.running)
+    found = []
+    if held != table.held_bytes:
+        found.append(f"held bytes: {table.held_bytes} counted, {held} there")
+    if missing != table.running_missing:
+        found.append(f"sessions due: {table.running_missing} counted, {missing} there")
+    return found
+
+
+def _steps(ledger: Ledger) -> list[str]:
+    per_step = Counter(g.step for g in ledger.groups.by_ordinal if g.state == TRAINED)
+    found = [
+        f"step {step} trained {per_step[step]} groups, a step is {ledger.batch_size}"
+        for step in range(1, ledger.committed_step + 1)
+        if per_step[step] != ledger.batch_size
+    ]
+    found += [
+        f"step {s} is not committed and has trained" for s in per_step if s > ledger.committed_step
+    ]
+    opened = ledger.open_step
+    in_parts = Counter(uid for part in opened.parts for uid in part) if opened else Counter()
+    if in_parts != Counter(list(ledger.groups.sampled)):
+        found.append("the open step's parts and the SAMPLED groups are not the same")
+    return found
+
+
+def _group(ledger: Ledger, settings: LedgerSettings, group: Group) -> list[str]:
+    found = []
+    if group.state in (FINISHED, SAMPLED, TRAINED) and len(group.sessions) != ledger.n:
+        found.append(
+            f"{group.uid} is {state_name(group.state)} with {len(group.sessions)} sessions"
+        )
+    if (group.drop_reason != prompt_pb2.DROP_REASON_UNSPECIFIED) != (group.state == DROPPED):
+        found.append(
+            f"{group.uid} is {state_name(group.state)} and has a drop reason, or lacks one"
+        )
+    if (group.state == RUNNING) != bool(group.worker_id):
+        found.append(f"{group.uid} is {state_name(group.state)} and held by {group.worker_id!r}")
+    if group.state in (PENDING, RUNNING, FINISHED) and is_stale(
+        group.base, ledger.current_step, settings
+    ):
+        found.append(f"{group.uid} is {state_name(group.state)} and past the threshold")
+    return found

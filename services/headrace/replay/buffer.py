@@ -1,0 +1,101 @@
+"""The replay buffer: a ledger, its journal, and everybody who waits for it to change.
+
+Every handler changes the ledger in one uninterrupted turn of the event loop and calls `commit`;
+its answer leaves only after `settled`. Long polls look again whenever something changed.
+Knows nothing of the wire.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
+from headrace.errors import NotReadyError, WriterFencedError
+from headrace.replay import leasing
+from headrace.replay.deadlines import LeaseDeadlines
+from headrace.replay.journal.committer import CommitFailedError, Committer
+from headrace.replay.ledger import Ledger
+from headrace.replay.settings import LedgerSettings
+from headrace.replay.workers import Workers
+
+_T = TypeVar("_T")
+
+
+class ReplayBuffer:
+    """Binds the ledger to the journal and to time."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        settings: LedgerSettings,
+        committer: Committer,
+        *,
+        deadlines: LeaseDeadlines,
+        workers: Workers,
+        stopping: asyncio.Event,
+    ) -> None:
+        self.ledger = ledger
+        self.settings = settings
+        self.committer = committer
+        self.deadlines = deadlines
+        self.workers = workers
+        self.stopping = stopping
+        self.store_held_bytes = 0
+        """What the store last said it holds."""
+        self._changed = asyncio.Event()
+
+    def commit(self) -> None:
+        """Hand this turn's events to the journal and wake whoever waits."""
+        records = self.ledger.take_events()
+        if records:
+            self.committer.enqueue(records)
+            self.wake()
+
+    def wake(self) -> None:
+        """Let all long polls look again."""
+        waiters, self._changed = self._changed, asyncio.Event()
+        waiters.set()
+
+    async def settled(self) -> None:
+        """Wait until everything the ledger holds now is durable.
+
+        Raises:
+            WriterFencedError: a newer replay buffer owns the run.
+            NotReadyError: the journal failed; this process is about to end.
+
+        """
+        try:
+            await self.committer.durable(self.ledger.position)
+        except CommitFailedError as error:
+            if isinstance(error.__cause__, WriterFencedError):
+                raise error.__cause__ from error
+            raise NotReadyError("the journal failed; the replay buffer is stopping") from error
+
+    async def until(self, look: Callable[[], _T | None], wait_s: float) -> _T | None:
+        """Look, and look again after every change, until there is an answer or time is up.
+
+        `look` may change the ledger; what it returns in the end is returned.
+        """
+        deadline = asyncio.get_running_loop().time() + wait_s
+        while True:
+            try:
+                answer = look()
+            finally:
+                self.commit()
+            if answer is not None or self.stopping.is_set():
+                return answer
+            changed = self._changed
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await changed.wait()
+            except TimeoutError:
+                return None
+
+    def expire_leases(self) -> list[str]:
+        """Take back leases that ran out; name their prompts."""
+        expired = self.deadlines.expired(self.ledger.groups.running)
+        if expired:
+            leasing.expire(self.ledger, self.settings, expired)
+            self.commit()
+        return expired

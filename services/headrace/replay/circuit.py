@@ -1,0 +1,70 @@
+"""Failures: whose fault they are, and when everything stops until a probe succeeds.
+
+- A prompt whose failures reach `max_failures` is FAILED. It is dropped as soon as some worker
+  succeeds with something, for then the fault is the prompt's.
+- A worker that failed `eject_after` different prompts in a row is ejected: prompts are not blamed
+  for its failures, and it gets one probe lease at a time until it succeeds.
+- When all live workers are ejected the circuit opens: feeding stops, nothing is dropped. The
+  first success closes it, and what was FAILED is PENDING again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from headrace.replay.dropping import drop
+from headrace.replay.group import PENDING, Group
+from headrace.replay.ledger import Ledger
+from headrace.replay.settings import LedgerSettings
+from headrace.v1 import journal_pb2 as journal
+from headrace.v1 import prompt_pb2, replay_pb2
+
+WORKERS_FAIL = replay_pb2.CIRCUIT_CAUSE_WORKERS_FAIL
+
+
+def judge_failures(
+    ledger: Ledger,
+    settings: LedgerSettings,
+    *,
+    worker_id: str,
+    live_workers: Collection[str],
+    failed: Sequence[Group],
+    error: str,
+) -> None:
+    """Decide what follows from failures that were just recorded."""
+    circuit = ledger.circuit
+    if circuit.streak(worker_id) >= settings.eject_after and worker_id not in circuit.ejected:
+        ledger.emit(journal.WorkerEjected(worker_id=worker_id))
+    if not circuit.is_open and {worker_id, *live_workers} <= circuit.ejected:
+        ledger.emit(journal.CircuitOpened(cause=WORKERS_FAIL, error=error))
+    used_up = [
+        group.uid
+        for group in failed
+        if group.state == PENDING and group.failures >= settings.max_failures
+    ]
+    if used_up:
+        ledger.emit(journal.GroupsFailed(uids=used_up))
+
+
+def judge_expiries(ledger: Ledger, settings: LedgerSettings, expired: Sequence[Group]) -> None:
+    """Drop prompts whose leases ran out too often: they kill workers."""
+    deadly = [group for group in expired if group.expiries >= settings.max_expiries]
+    drop(ledger, prompt_pb2.DROP_REASON_FAILED, deadly, step=ledger.current_step)
+
+
+def judge_success(ledger: Ledger) -> None:
+    """Close the circuit that failing workers opened; else drop what failed meanwhile."""
+    if ledger.circuit.cause == WORKERS_FAIL:
+        ledger.emit(journal.CircuitClosed(by="probe"))
+    elif ledger.groups.failed and not ledger.circuit.is_open:
+        failed = list(ledger.groups.failed.values())
+        drop(ledger, prompt_pb2.DROP_REASON_FAILED, failed, step=ledger.current_step)
+
+
+def may_lease(ledger: Ledger, worker_id: str) -> int | None:
+    """How many leases the worker may hold: None = no limit of the circuit's."""
+    if ledger.circuit.cause == replay_pb2.CIRCUIT_CAUSE_FILTER_BUDGET:
+        return 0
+    if ledger.circuit.is_open or worker_id in ledger.circuit.ejected:
+        return 1
+    return None

@@ -1,0 +1,153 @@
+"""How prompts come in: the feed is opened, demand is met, the cursor moves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headrace.errors import DataChangedError, FeedGapError, FeedNotOpenError, InvalidFieldError
+from headrace.replay.ledger import Ledger
+from headrace.replay.settings import LedgerSettings
+from headrace.v1 import journal_pb2 as journal
+from headrace.v1 import prompt_pb2, replay_pb2
+
+MAX_PROMPTS_PER_CALL = 4096
+
+
+def open_feed(
+    ledger: Ledger, settings: LedgerSettings, *, row_count: int, fingerprint: str
+) -> None:
+    """Note what data set there is, once; the same again changes nothing.
+
+    Raises:
+        InvalidFieldError: there are not enough rows for one batch.
+        DataChangedError: the run was opened with another data set.
+
+    """
+    if ledger.feed.total_steps:
+        if (row_count, fingerprint) != (ledger.feed.row_count, ledger.feed.fingerprint):
+            raise DataChangedError(
+                "the data set is not the one this run was opened with",
+                opened_with=f"{ledger.feed.row_count} rows, {ledger.feed.fingerprint}",
+                offered=f"{row_count} rows, {fingerprint}",
+            )
+        return
+    ordinal_count = row_count * settings.epochs
+    if ordinal_count < settings.batch_size:
+        raise InvalidFieldError(
+            "row_count",
+            f"{row_count} rows x {settings.epochs} epochs do not fill one batch of "
+            f"{settings.batch_size}",
+        )
+    if not fingerprint:
+        raise InvalidFieldError("fingerprint", "is required")
+    total_steps = ordinal_count // settings.batch_size
+    ledger.emit(
+        journal.FeedOpened(
+            row_count=row_count,
+            ordinal_count=ordinal_count,
+            total_steps=min(total_steps, settings.total_steps or total_steps),
+            fingerprint=fingerprint,
+        )
+    )
+
+
+def demand(ledger: Ledger, settings: LedgerSettings) -> int:
+    """How many prompts are wanted now; none while the circuit is open or after the end."""
+    if ledger.ended_by or ledger.circuit.is_open or not ledger.feed.total_steps:
+        return 0
+    wanted = ledger.window(settings.window_size).demand
+    return min(wanted, ledger.feed.ordinal_count - ledger.cursor)
+
+
+def surplus_count(ledger: Ledger) -> int:
+    """After the end: unread rows of a run that was to use up its data (fewer than a batch)."""
+    if not ledger.ended_by:
+        return 0
+    used_up = ledger.feed.total_steps == ledger.feed.ordinal_count // ledger.batch_size
+    return ledger.feed.ordinal_count - ledger.cursor if used_up else 0
+
+
+def register_prompts(
+    ledger: Ledger,
+    settings: LedgerSettings,
+    *,
+    first_ordinal: int,
+    prompts: Sequence[replay_pb2.NewPrompt],
+) -> int:
+    """Register what continues the feed and is wanted.
+
+    Returns:
+        How many of the prompts, from the first on, are registered now (repeats included).
+
+    Raises:
+        FeedNotOpenError, FeedGapError, InvalidFieldError: as the RPC says.
+
+    """
+    if not ledger.feed.total_steps:
+        raise FeedNotOpenError("OpenFeed comes before RegisterPrompts")
+    if not 1 <= len(prompts) <= MAX_PROMPTS_PER_CALL:
+        raise InvalidFieldError("prompts", f"must be 1 to {MAX_PROMPTS_PER_CALL}")
+    if first_ordinal > ledger.cursor:
+        raise FeedGapError(
+            f"the feed goes on at ordinal {ledger.cursor}, not at {first_ordinal}",
+            cursor=str(ledger.cursor),
+        )
+    repeats = ledger.cursor - first_ordinal
+    accepted = _acceptable(ledger, settings, prompts[repeats:])
+    if accepted:
+        ledger.emit(
+            journal.PromptsRegistered(
+                first_ordinal=ledger.cursor,
+                prompts=accepted,
+                own_demand=ledger.window(settings.window_size).own_demand,
+            )
+        )
+    return min(repeats, len(prompts)) + len(accepted)
+
+
+def _acceptable(
+    ledger: Ledger, settings: LedgerSettings, fresh: Sequence[replay_pb2.NewPrompt]
+) -> list[replay_pb2.NewPrompt]:
+    wanted = demand(ledger, settings)
+    room = ledger.feed.ordinal_count - ledger.cursor
+    accepted: list[replay_pb2.NewPrompt] = []
+    names: set[str] = set()
+    for prompt in fresh[:room]:
+        if (
+            not prompt.uid
+            or "_" in prompt.uid
+            or prompt.uid in ledger.groups
+            or prompt.uid in names
+        ):
+            raise InvalidFieldError("prompts.uid", f"{prompt.uid!r} is empty, malformed or taken")
+        if prompt.drop_reason == prompt_pb2.DROP_REASON_SURPLUS:
+            if not ledger.ended_by:
+                raise InvalidFieldError("prompts.drop_reason", "SURPLUS comes after the end only")
+        elif prompt.drop_reason == prompt_pb2.DROP_REASON_UNSPECIFIED:
+            if not wanted:
+                break
+            wanted -= 1
+        elif prompt.drop_reason != prompt_pb2.DROP_REASON_TOO_LONG:
+            raise InvalidFieldError("prompts.drop_reason", "must be unset, TOO_LONG or SURPLUS")
+        names.add(prompt.uid)
+        accepted.append(prompt)
+    return accepted
+
+
+def add_credit(ledger: Ledger, *, count: int, request_id: str, kind: str) -> int:
+    """Ask for prompts beyond the window, once per `request_id`.
+
+    Returns:
+        Prompts asked for and not registered yet, as the first answer said.
+
+    Raises:
+        InvalidFieldError: no id, or nothing asked for.
+
+    """
+    if not request_id:
+        raise InvalidFieldError("request_id", "is required")
+    if request_id not in ledger.credit_answers:
+        if count < 1:
+            raise InvalidFieldError("count", "must be at least 1")
+        ledger.emit(journal.CreditAdded(request_id=request_id, count=count, kind=kind))
+    return ledger.credit_answers[request_id]

@@ -1,0 +1,175 @@
+"""All groups, indexed so that every rule finds its candidates without a scan.
+
+Knows states and orders, not the rules that move groups.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sortedcontainers import SortedKeyList
+
+from headrace.replay.group import (
+    DROPPED,
+    FAILED,
+    FINISHED,
+    LIVE,
+    PENDING,
+    RUNNING,
+    SAMPLED,
+    SETTLED,
+    STATES,
+    TRAINED,
+    Group,
+)
+from headrace.v1 import prompt_pb2
+
+
+def _by_age(group: Group) -> tuple[int, int]:
+    return group.base, group.ordinal
+
+
+def _by_turn(group: Group) -> tuple[int, int]:
+    return group.failures, group.ordinal
+
+
+class GroupTable:
+    """Every group ever registered; each in exactly one state's index.
+
+    Insert, remove and "the first k" cost O(log N) per group, whatever the table holds.
+    """
+
+    def __init__(self, n: int) -> None:
+        self._n = n
+        self._by_uid: dict[str, Group] = {}
+        self.by_ordinal: list[Group] = []
+        self.pending: SortedKeyList = SortedKeyList(key=_by_turn)
+        """PENDING in the order of leasing: fewest failures first, then by ordinal."""
+        self.pending_aged: SortedKeyList = SortedKeyList(key=_by_age)
+        """Those of them that have a base, oldest first."""
+        self.running: SortedKeyList = SortedKeyList(key=_by_age)
+        """RUNNING, oldest base first."""
+        self.finished: SortedKeyList = SortedKeyList(key=_by_age)
+        """FINISHED in the order of sampling: oldest base first, then by ordinal."""
+        self.failed: dict[str, Group] = {}
+        self.sampled: dict[str, Group] = {}
+        self.counts: Counter[int] = Counter()
+        """Groups by state."""
+        self.dropped: Counter[int] = Counter()
+        """Groups in DROPPED by reason."""
+        self.leases: Counter[str] = Counter()
+        """RUNNING groups by worker."""
+        self.held_bytes = 0
+        """Recorded bytes of live groups in the store."""
+        self.running_missing = 0
+        """Sessions that current leases are still to deliver."""
+
+    def __len__(self) -> int:
+        return len(self.by_ordinal)
+
+    def __contains__(self, uid: str) -> bool:
+        return uid in self._by_uid
+
+    def __getitem__(self, uid: str) -> Group:
+        return self._by_uid[uid]
+
+    def get(self, uid: str) -> Group | None:
+        """Return the group, or None if that uid was never fed."""
+        return self._by_uid.get(uid)
+
+    def live(self) -> list[Group]:
+        """All groups that are not settled and not sampled."""
+        return [*self.pending, *self.running, *self.finished, *self.failed.values()]
+
+    def add(self, group: Group) -> None:
+        """Take in a new group. Its ordinal is the table's length."""
+        assert group.ordinal == len(self.by_ordinal)
+        assert group.uid not in self._by_uid
+        self._by_uid[group.uid] = group
+        self.by_ordinal.append(group)
+        self._insert(group)
+
+    @contextmanager
+    def changing(self, group: Group) -> Iterator[Group]:
+        """Let the body change the group; indexes follow."""
+        self._remove(group)
+        try:
+            yield group
+        finally:
+            self._insert(group)
+
+    def _indexes(self, group: Group) -> Iterator[SortedKeyList]:
+        if group.state == PENDING:
+            yield self.pending
+            if group.base:
+                yield self.pending_aged
+        elif group.state == RUNNING:
+            yield self.running
+        elif group.state == FINISHED:
+            yield self.finished
+
+    def _insert(self, group: Group) -> None:
+        self.counts[group.state] += 1
+        for index in self._indexes(group):
+            index.add(group)
+        if group.state == DROPPED:
+            self.dropped[group.drop_reason] += 1
+        elif group.state == FAILED:
+            self.failed[group.uid] = group
+        elif group.state == SAMPLED:
+            self.sampled[group.uid] = group
+        elif group.state == RUNNING:
+            self.leases[group.worker_id] += 1
+            self.running_missing += self._n - len(group.sessions)
+        if group.state in SETTLED:
+            group.payload = None
+        else:
+            self.held_bytes += group.held_bytes
+
+    def _remove(self, group: Group) -> None:
+        self.counts[group.state] -= 1
+        for index in self._indexes(group):
+            index.remove(group)
+        if group.state == DROPPED:
+            self.dropped[group.drop_reason] -= 1
+        elif group.state == FAILED:
+            del self.failed[group.uid]
+        elif group.state == SAMPLED:
+            del self.sampled[group.uid]
+        elif group.state == RUNNING:
+            self.leases[group.worker_id] -= 1
+            if not self.leases[group.worker_id]:
+                del self.leases[group.worker_id]
+            self.running_missing -= self._n - len(group.sessions)
+        if group.state in LIVE:
+            self.held_bytes -= group.held_bytes
+
+    def to_counts(self) -> prompt_pb2.StateCounts:
+        """Shape the counts for the wire."""
+        return prompt_pb2.StateCounts(
+            fed=len(self.by_ordinal),
+            pending=self.counts[PENDING],
+            running=self.counts[RUNNING],
+            finished=self.counts[FINISHED],
+            failed=self.counts[FAILED],
+            sampled=self.counts[SAMPLED],
+            trained=self.counts[TRAINED],
+            dropped={reason_name(key): count for key, count in self.dropped.items() if count},
+        )
+
+
+def reason_name(reason: int) -> str:
+    """Name a drop reason as metrics and people do: `stale`, `too_long`."""
+    name = prompt_pb2.DropReason.Name(prompt_pb2.DropReason.ValueType(reason))
+    return name.removeprefix("DROP_REASON_").lower()
+
+
+def state_name(state: int) -> str:
+    """Name a state as metrics and people do: `pending`."""
+    name = prompt_pb2.PromptState.Name(prompt_pb2.PromptState.ValueType(state))
+    return name.removeprefix("PROMPT_STATE_").lower()
+
+
+assert len(STATES) == 7

@@ -1,0 +1,81 @@
+"""What happened, read back from the journal for people."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from headrace.errors import InvalidFieldError, PromptUnknownError
+from headrace.replay.events import to_ledger_event
+from headrace.replay.groups import GroupTable
+from headrace.replay.journal.base import Journal
+from headrace.replay.journal.committer import Committer
+from headrace.replay.ledger import Ledger
+from headrace.v1 import prompt_pb2, replay_pb2
+
+PAGE_SIZE = 100
+MAX_PAGE_SIZE = 1000
+EVENTS_PER_MESSAGE = 200
+SCAN_LIMIT = 100_000
+"""Groups looked at for one page, so that a rare state does not hold up the event loop."""
+
+
+def locate(ledger: Ledger, journal: Journal, uid: str) -> replay_pb2.LocatePromptResponse:
+    """Give a prompt's place and its events.
+
+    Raises:
+        PromptUnknownError: it was never fed.
+
+    """
+    group = ledger.groups.get(uid)
+    if group is None:
+        raise PromptUnknownError(f"no prompt {uid!r} was ever fed", uid=uid)
+    records = journal.read(list(dict.fromkeys(group.history)))
+    return replay_pb2.LocatePromptResponse(
+        group=group.to_proto(),
+        history=[to_ledger_event(record, only_uid=uid) for record in records],
+    )
+
+
+def list_prompts(
+    groups: GroupTable, request: replay_pb2.ListPromptsRequest
+) -> replay_pb2.ListPromptsResponse:
+    """Give a page of prompts by ordinal.
+
+    Raises:
+        InvalidFieldError: a page token that is none of ours, or a bad page size.
+
+    """
+    size = request.page_size or PAGE_SIZE
+    if not 1 <= size <= MAX_PAGE_SIZE:
+        raise InvalidFieldError("page_size", f"must be 1 to {MAX_PAGE_SIZE}")
+    if request.page_token and not request.page_token.isdecimal():
+        raise InvalidFieldError("page_token", "is not one that this service gave")
+    first = int(request.page_token or 0)
+    found: list[prompt_pb2.PromptGroup] = []
+    ordinal = first
+    while ordinal < len(groups) and len(found) < size and ordinal - first < SCAN_LIMIT:
+        group = groups.by_ordinal[ordinal]
+        ordinal += 1
+        if request.state and group.state != request.state:
+            continue
+        if request.drop_reason and group.drop_reason != request.drop_reason:
+            continue
+        found.append(group.to_proto())
+    return replay_pb2.ListPromptsResponse(
+        groups=found, next_page_token=str(ordinal) if ordinal < len(groups) else ""
+    )
+
+
+async def watch(
+    journal: Journal, committer: Committer, after_position: int
+) -> AsyncIterator[replay_pb2.WatchEventsResponse]:
+    """Give the events after a position, and go on as they come."""
+    position = after_position
+    while True:
+        await committer.durable(position + 1)
+        last = min(committer.position, position + EVENTS_PER_MESSAGE)
+        wanted = list(range(position + 1, last + 1))
+        records = await asyncio.to_thread(journal.read, wanted)
+        yield replay_pb2.WatchEventsResponse(events=[to_ledger_event(r) for r in records])
+        position = last

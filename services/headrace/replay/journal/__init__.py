@@ -1,0 +1,1 @@
+"""The journal: every change of the ledger, durable and in order."""

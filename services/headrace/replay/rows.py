@@ -1,0 +1,51 @@
+"""Rows in the store, as far as the ledger answers for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from headrace.errors import InvalidFieldError
+from headrace.replay.group import LIVE, RUNNING
+from headrace.replay.ledger import Ledger
+from headrace.trajectory.key import TrajectoryKey
+from headrace.v1 import journal_pb2 as journal
+
+
+def register_store(ledger: Ledger, *, incarnation: str, capacity_bytes: int) -> int:
+    """Note which life of the store is running; the same again changes nothing.
+
+    Returns:
+        Groups that lost rows by it.
+
+    Raises:
+        InvalidFieldError: no incarnation, or no capacity.
+
+    """
+    if not incarnation or capacity_bytes < 1:
+        raise InvalidFieldError("store_incarnation", "and a capacity are required")
+    if (incarnation, capacity_bytes) == (ledger.store_incarnation, ledger.store_capacity):
+        return 0
+    before = ledger.regenerated["store_lost"]
+    ledger.emit(
+        journal.StoreRegistered(store_incarnation=incarnation, capacity_bytes=capacity_bytes)
+    )
+    return ledger.regenerated["store_lost"] - before
+
+
+def find_dead(ledger: Ledger, keys: Iterable[str]) -> list[str]:
+    """Name the keys that no live group records and no current lease can still record."""
+    return [key for key in keys if not _is_alive(ledger, key)]
+
+
+def _is_alive(ledger: Ledger, text: str) -> bool:
+    try:
+        key = TrajectoryKey.parse(text)
+    except ValueError:
+        return False
+    group = ledger.groups.get(key.uid)
+    if group is None or group.state not in LIVE:
+        return False
+    record = group.sessions.get(key.session)
+    if record is not None:
+        return (record.lineage, record.attempt) == (key.lineage, key.attempt)
+    return group.state == RUNNING and (ledger.lineage, group.attempt) == (key.lineage, key.attempt)

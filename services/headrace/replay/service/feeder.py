@@ -1,0 +1,61 @@
+"""The feeder's calls: what is wanted, and what came in."""
+
+from __future__ import annotations
+
+from headrace.replay import feeding
+from headrace.replay.service.base import Calls, Context, checked_wait
+from headrace.v1 import replay_pb2 as pb
+
+
+class FeederCalls(Calls):
+    """OpenFeed, AwaitDemand, RegisterPrompts."""
+
+    async def OpenFeed(self, request: pb.OpenFeedRequest, context: Context) -> pb.OpenFeedResponse:
+        def turn() -> pb.OpenFeedResponse:
+            feeding.open_feed(
+                self._ledger,
+                self._settings,
+                row_count=request.row_count,
+                fingerprint=request.fingerprint,
+            )
+            feed = self._ledger.feed
+            return pb.OpenFeedResponse(
+                cursor=self._ledger.cursor,
+                ordinal_count=feed.ordinal_count,
+                total_steps=feed.total_steps,
+            )
+
+        return await self._turn(turn)
+
+    async def AwaitDemand(
+        self, request: pb.AwaitDemandRequest, context: Context
+    ) -> pb.AwaitDemandResponse:
+        def answer() -> pb.AwaitDemandResponse:
+            return pb.AwaitDemandResponse(
+                demand=feeding.demand(self._ledger, self._settings),
+                cursor=self._ledger.cursor,
+                ended=bool(self._ledger.ended_by),
+                surplus_count=feeding.surplus_count(self._ledger),
+            )
+
+        def look() -> pb.AwaitDemandResponse | None:
+            now = answer()
+            return now if now.demand or now.ended else None
+
+        wanted = await self._buffer.until(look, checked_wait(request.wait_s)) or answer()
+        await self._buffer.settled()
+        return wanted
+
+    async def RegisterPrompts(
+        self, request: pb.RegisterPromptsRequest, context: Context
+    ) -> pb.RegisterPromptsResponse:
+        def turn() -> pb.RegisterPromptsResponse:
+            accepted = feeding.register_prompts(
+                self._ledger,
+                self._settings,
+                first_ordinal=request.first_ordinal,
+                prompts=request.prompts,
+            )
+            return pb.RegisterPromptsResponse(accepted_count=accepted, cursor=self._ledger.cursor)
+
+        return await self._turn(turn)

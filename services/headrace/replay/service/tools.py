@@ -1,0 +1,87 @@
+"""The tools' calls: look, and the few levers a user has."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from headrace.errors import InvalidFieldError
+from headrace.replay import dropping, feeding, history, report
+from headrace.replay.service.base import Calls, Context
+from headrace.v1 import journal_pb2
+from headrace.v1 import replay_pb2 as pb
+
+
+class ToolCalls(Calls):
+    """DropStale … WatchEvents."""
+
+    async def DropStale(
+        self, request: pb.DropStaleRequest, context: Context
+    ) -> pb.DropStaleResponse:
+        step = request.step or self._ledger.current_step
+        dropped = await self._turn(lambda: dropping.drop_stale(self._ledger, self._settings, step))
+        return pb.DropStaleResponse(uids=dropped)
+
+    async def FeedPrompts(
+        self, request: pb.FeedPromptsRequest, context: Context
+    ) -> pb.FeedPromptsResponse:
+        outstanding = await self._turn(
+            lambda: feeding.add_credit(
+                self._ledger, count=request.count, request_id=request.request_id, kind="feed"
+            )
+        )
+        return pb.FeedPromptsResponse(outstanding_count=outstanding)
+
+    async def Refill(self, request: pb.RefillRequest, context: Context) -> pb.RefillResponse:
+        outstanding = await self._turn(
+            lambda: feeding.add_credit(
+                self._ledger, count=request.count, request_id=request.request_id, kind="refill"
+            )
+        )
+        return pb.RefillResponse(outstanding_count=outstanding)
+
+    async def CloseCircuit(
+        self, request: pb.CloseCircuitRequest, context: Context
+    ) -> pb.CloseCircuitResponse:
+        def turn() -> pb.CloseCircuitResponse:
+            was_open = self._ledger.circuit.is_open
+            if was_open:
+                self._ledger.emit(journal_pb2.CircuitClosed(by="rpc"))
+            return pb.CloseCircuitResponse(was_open=was_open)
+
+        return await self._turn(turn)
+
+    async def LocatePrompt(
+        self, request: pb.LocatePromptRequest, context: Context
+    ) -> pb.LocatePromptResponse:
+        await self._buffer.settled()
+        return history.locate(self._ledger, self._journal, request.uid)
+
+    async def Audit(self, request: pb.AuditRequest, context: Context) -> pb.AuditResponse:
+        answer = report.audited(self._ledger, self._settings)
+        await self._buffer.settled()
+        return answer
+
+    async def ListPrompts(
+        self, request: pb.ListPromptsRequest, context: Context
+    ) -> pb.ListPromptsResponse:
+        answer = history.list_prompts(self._ledger.groups, request)
+        await self._buffer.settled()
+        return answer
+
+    async def GetReplayStatus(
+        self, request: pb.GetReplayStatusRequest, context: Context
+    ) -> pb.GetReplayStatusResponse:
+        answer = report.status(self._ledger, self._settings, self._buffer.workers)
+        answer.process.CopyFrom(self._process_status())
+        await self._buffer.settled()
+        return answer
+
+    async def WatchEvents(
+        self, request: pb.WatchEventsRequest, context: Context
+    ) -> AsyncIterator[pb.WatchEventsResponse]:
+        if not 0 <= request.after_position <= self._ledger.position:
+            raise InvalidFieldError("after_position", f"must be 0 to {self._ledger.position}")
+        async for message in history.watch(
+            self._journal, self._buffer.committer, request.after_position
+        ):
+            yield message

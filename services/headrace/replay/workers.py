@@ -1,0 +1,42 @@
+"""Workers as they are heard of. Lives in memory only: a restart hears of them again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass
+class Heard:
+    """When a worker was heard of last, and what it said."""
+
+    at: float
+    """Monotonic seconds."""
+    weight_version: int = -1
+    """The weights it leased with last."""
+
+
+class Workers:
+    """Who is there."""
+
+    def __init__(self, *, clock: Callable[[], float], timeout_s: float) -> None:
+        self._clock = clock
+        self._timeout_s = timeout_s
+        self.heard: dict[str, Heard] = {}
+
+    def hear(self, worker_id: str, weight_version: int | None = None) -> None:
+        """Note a sign of life."""
+        entry = self.heard.setdefault(worker_id, Heard(self._clock()))
+        entry.at = self._clock()
+        if weight_version is not None:
+            entry.weight_version = weight_version
+
+    def live(self) -> set[str]:
+        """Who was heard of lately. The others are forgotten."""
+        oldest = self._clock() - self._timeout_s
+        self.heard = {name: entry for name, entry in self.heard.items() if entry.at >= oldest}
+        return set(self.heard)
+
+    def silent_s(self, worker_id: str) -> float:
+        """Seconds since it was heard of."""
+        return self._clock() - self.heard[worker_id].at
