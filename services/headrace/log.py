@@ -38,7 +38,7 @@ def configure(process: str, run_id: str, *, level: Level = "info") -> None:
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         identify,
-        structlog.processors.dict_tracebacks,
+        structlog.processors.format_exc_info,
     ]
     structlog.configure(
         processors=[*shared, structlog.processors.JSONRenderer()],

@@ -155,7 +155,6 @@ class Process:
         await self._server.stop(grace_s)
         self._closed.set()
         self._watchdog.join()
-        self._release_signals()
         log.info("stopped")
 
     def status(self) -> status_pb2.ProcessStatus:
@@ -193,12 +192,6 @@ class Process:
             loop = asyncio.get_running_loop()
             for number in _SIGNALS:
                 loop.add_signal_handler(number, self._on_signal, number)
-
-    def _release_signals(self) -> None:
-        if threading.current_thread() is threading.main_thread():
-            loop = asyncio.get_running_loop()
-            for number in _SIGNALS:
-                loop.remove_signal_handler(number)
 
     def _on_signal(self, number: signal.Signals) -> None:
         log.info("asked_to_stop", signal=number.name)
