@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 
 import grpc
@@ -96,4 +95,4 @@ async def _serve(process: Process, feed: Feed, service: PromptFeederService) -> 
     except Stopped:
         return
     finally:
-        await asyncio.shield(process.close())
+        await process.close()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import weakref
 from array import array
 from typing import BinaryIO, NoReturn
 
@@ -44,6 +45,7 @@ class JsonlRows:
             raise UsageError(
                 f"data.source.path: cannot read {config.path}: {error.strerror}"
             ) from None
+        weakref.finalize(self, self._file.close)  # sources have no close: they live as long as used
         self._digest = self._index(self._file)
 
     @property
