@@ -19,6 +19,8 @@ from headrace.rpc.waits import Waits
 PARTITION = "train"
 _PROBE_PARTITION = "probe"
 _FIELD = "value"
+PROBE_TIMEOUT_S = 10.0
+"""A probe is tiny; its deadline is not longer than this, however long a put may take."""
 
 Tag: TypeAlias = Mapping[str, str | int]
 """What a tool sees beside a key. Never read back as truth."""
@@ -109,7 +111,11 @@ class TransferQueue:
             NotReadyError: one of them does not answer.
 
         """
-        await self._answered("probe", self._read(_PROBE_PARTITION, self._probe_keys))
+        await self._answered(
+            "probe",
+            self._read(_PROBE_PARTITION, self._probe_keys),
+            timeout_s=min(PROBE_TIMEOUT_S, self._timeout_s),
+        )
 
     async def _put(
         self, partition: str, keys: Sequence[str], values: Sequence[bytes], tags: Sequence[Tag]
@@ -156,17 +162,20 @@ class TransferQueue:
         if metadata.size > 0:
             await self._client.async_clear_samples(metadata)
 
-    async def _answered(self, what: str, call: Coroutine[Any, Any, _T]) -> _T:
+    async def _answered(
+        self, what: str, call: Coroutine[Any, Any, _T], *, timeout_s: float | None = None
+    ) -> _T:
+        limit_s = self._timeout_s if timeout_s is None else timeout_s
         try:
             with self._waits.waiting(
                 f"TransferQueue: {what}",
                 owner="transfer_queue",
                 ends_when="controller and storage units answer, or the call's deadline passes",
             ):
-                return await asyncio.wait_for(call, self._timeout_s)
+                return await asyncio.wait_for(call, limit_s)
         except TimeoutError as error:
             raise NotReadyError(
-                f"TransferQueue did not answer a {what} within {self._timeout_s:g} s"
+                f"TransferQueue did not answer a {what} within {limit_s:g} s"
             ) from error
         except (KeyError, RuntimeError, ValueError) as error:
             raise NotReadyError(
