@@ -1,0 +1,405 @@
+"""The trainer's process against small servers that play its peers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import torch
+from prometheus_client import CollectorRegistry
+from transformers import AutoModelForCausalLM
+
+from headrace.config.config import Config
+from headrace.errors import NotReadyError, TrainerFencedError, UsageError
+from headrace.rpc.process import ProcessOptions
+from headrace.rpc.server import bind, create_server
+from headrace.trainer.process import run
+from headrace.trajectory.chunks import Value, split
+from headrace.v1 import (
+    feeder_pb2,
+    feeder_pb2_grpc,
+    prompt_pb2,
+    replay_pb2_grpc,
+    store_pb2,
+    store_pb2_grpc,
+    trainer_pb2,
+    trainer_pb2_grpc,
+)
+from headrace.v1 import replay_pb2 as pb
+from headrace.v1.trajectory_pb2 import FINISH_REASON_LENGTH, Trajectory, WeightSpan
+from headrace.weights.directory import verify
+
+GROUPS, SESSIONS, LENGTH, EOS, WANTED = 4, 8, 3, 1, 4
+Context = Any
+
+
+class Peers(
+    replay_pb2_grpc.ReplayBufferServiceServicer,
+    store_pb2_grpc.TrajectoryStoreServiceServicer,
+    feeder_pb2_grpc.PromptFeederServiceServicer,
+):
+    """Replay buffer, store and feeder in one, with workers: it samples from what is published.
+
+    A token that is `WANTED` is rewarded. Every call is written down in `calls`.
+    """
+
+    def __init__(self, *, total_steps: int = 3, temperature: float = 1.0) -> None:
+        self.total_steps = total_steps
+        self.temperature = temperature
+        self.calls: list[tuple[Any, ...]] = []
+        self.rows: dict[str, Trajectory] = {}
+        self.deleted: list[str] = []
+        self.lost: set[str] = set()
+        """Trajectories that the store does not have."""
+        self.arrival = pb.RegisterTrainerResponse(incarnation=7, lineage="a")
+        self.before_sample: Callable[[pb.SampleBatchRequest], pb.SampleBatchResponse | None] = (
+            lambda _request: None
+        )
+        self.model: Any = None
+        self.version = -1
+        self.attempt = 0
+
+    # The replay buffer.
+
+    async def RegisterTrainer(
+        self, request: pb.RegisterTrainerRequest, context: Context
+    ) -> pb.RegisterTrainerResponse:
+        self.calls.append(("register", request.trainer_id))
+        answer, self.arrival.total_steps = pb.RegisterTrainerResponse(), self.total_steps
+        if len(self.calls) == 1:  # the feed opens while the trainer waits for it
+            answer.CopyFrom(self.arrival)
+            answer.total_steps = 0
+            return answer
+        return self.arrival
+
+    async def PublishWeights(
+        self, request: pb.PublishWeightsRequest, context: Context
+    ) -> pb.PublishWeightsResponse:
+        weights = request.weights
+        self.calls.append(("publish", weights.id.version))
+        manifest, checksum = verify(Path(weights.uri))
+        assert checksum == weights.checksum
+        assert (manifest.lineage, manifest.version) == (weights.id.lineage, weights.id.version)
+        self.model = AutoModelForCausalLM.from_pretrained(weights.uri).eval()
+        self.version = weights.id.version
+        return pb.PublishWeightsResponse(oldest_needed_version=max(0, self.version - 1))
+
+    async def SampleBatch(
+        self, request: pb.SampleBatchRequest, context: Context
+    ) -> pb.SampleBatchResponse:
+        self.calls.append(("sample", request.step, request.part))
+        assert request.incarnation == 7
+        if (answer := self.before_sample(request)) is not None:
+            return answer
+        self.attempt += 1
+        count = GROUPS // request.part_count
+        first = ((request.step - 1) * request.part_count + request.part) * count
+        groups = [self._group(first + i) for i in range(count)]
+        return pb.SampleBatchResponse(status=pb.SAMPLE_STATUS_READY, groups=groups)
+
+    async def ReturnGroups(
+        self, request: pb.ReturnGroupsRequest, context: Context
+    ) -> pb.ReturnGroupsResponse:
+        self.calls.append(("return", request.step, request.part, *request.uids))
+        assert request.error
+        return pb.ReturnGroupsResponse(returned_count=len(request.uids))
+
+    async def CommitStep(
+        self, request: pb.CommitStepRequest, context: Context
+    ) -> pb.CommitStepResponse:
+        self.calls.append(("commit", request.step))
+        return pb.CommitStepResponse(ended=request.step == self.total_steps)
+
+    # The store.
+
+    async def GetTrajectories(
+        self, request: store_pb2.GetTrajectoriesRequest, context: Context
+    ) -> AsyncIterator[store_pb2.GetTrajectoriesResponse]:
+        present = [key for key in request.keys if key not in self.lost]
+        values = [Value.sealed(key, self.rows[key].SerializeToString()) for key in present]
+        for chunks in split(values):
+            yield store_pb2.GetTrajectoriesResponse(chunks=chunks)
+        yield store_pb2.GetTrajectoriesResponse(
+            missing_keys=[key for key in request.keys if key in self.lost]
+        )
+
+    async def DeleteTrajectories(
+        self, request: store_pb2.DeleteTrajectoriesRequest, context: Context
+    ) -> store_pb2.DeleteTrajectoriesResponse:
+        self.deleted += request.keys
+        return store_pb2.DeleteTrajectoriesResponse(deleted_count=len(request.keys))
+
+    # The feeder.
+
+    async def ReadRows(
+        self, request: feeder_pb2.ReadRowsRequest, context: Context
+    ) -> feeder_pb2.ReadRowsResponse:
+        self.calls.append(("rows", request.offset, request.max_count))
+        row = feeder_pb2.PromptPayload(token_ids=[2, 3], answer="22")
+        return feeder_pb2.ReadRowsResponse(rows=[row] * request.max_count)
+
+    # The workers.
+
+    def _group(self, ordinal: int) -> prompt_pb2.SampledGroup:
+        uid = f"e0r{ordinal}"
+        group = prompt_pb2.SampledGroup(uid=uid, ordinal=ordinal, span=1)
+        for session in range(SESSIONS):
+            key = f"{uid}_{session}_0_aa{self.attempt}"
+            self.rows[key] = self._generate(key, [2 + ordinal % 3, 3])
+            group.trajectories.add(key=key, session=session)
+        return group
+
+    def _generate(self, key: str, prompt: list[int]) -> Trajectory:
+        ids, logprobs = list(prompt), []
+        for _ in range(LENGTH):
+            with torch.no_grad():
+                logits = self.model(input_ids=torch.tensor([ids])).logits[0, -1] / self.temperature
+            token = int(torch.multinomial(logits.softmax(-1), 1))
+            logprobs.append(float(logits.log_softmax(-1)[token]))
+            ids.append(token)
+        response = ids[len(prompt) :]
+        return Trajectory(
+            schema_version=1,
+            key=key,
+            prompt_token_ids=prompt,
+            response_token_ids=response,
+            logprobs=logprobs,
+            loss_mask=[True] * LENGTH,
+            reward=response.count(WANTED) / LENGTH,
+            weight_spans=[WeightSpan(lineage="a", version=self.version, begin=0, end=LENGTH)],
+            finish_reason=FINISH_REASON_LENGTH,
+            temperature=self.temperature,
+        )
+
+
+class Stage:
+    """A trainer and its peers."""
+
+    def __init__(self, run_dir: Path, address: str, peers: Peers) -> None:
+        self.run_dir = run_dir
+        self.peers = peers
+        self.address = address
+        self.announce = run_dir / "trainer.json"
+
+    async def run(self, **trainer: Any) -> int:
+        """Run the trainer to its end."""
+        torch.manual_seed(0)  # of the workers
+        settings = {
+            "run": {"run_dir": self.run_dir, "run_id": "r"},
+            "data": {
+                "source": {"kind": "jsonl", "path": "none"},
+                "train_batch_size": GROUPS,
+                "max_prompt_length": 4,
+                "max_response_length": LENGTH,
+            },
+            "model": {
+                "architecture": "gpt2",
+                "options": {"n_layer": 1, "n_embd": 32, "n_head": 2, "n_positions": 8},
+                "tokenizer": {"alphabet": "0123", "eos": ";"},
+            },
+            "rollout": {"n": SESSIONS},
+            "trainer": {"threads": 1, "tensorboard": False, "optim": {"lr": 3e-3}} | trainer,
+            "endpoints": dict.fromkeys(("replay", "store", "feeder"), self.address),
+        }
+        options = ProcessOptions(name="trainer", announce=self.announce)
+        return await run(Config.model_validate(settings), options)
+
+    @property
+    def metrics(self) -> list[dict[str, float]]:
+        text = (self.run_dir / "metrics.jsonl").read_text()
+        return [json.loads(line) for line in text.splitlines()]
+
+    def stub(self) -> tuple[grpc.aio.Channel, Any]:
+        """Connect to the trainer, which must have been announced."""
+        channel = grpc.aio.insecure_channel(json.loads(self.announce.read_text())["address"])
+        return channel, trainer_pb2_grpc.TrainerServiceStub(channel)
+
+
+@pytest.fixture
+async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
+    server = create_server(CollectorRegistry())
+    peers = Peers()  # type: ignore[abstract]  # it answers what a trainer asks, and no more
+    replay_pb2_grpc.add_ReplayBufferServiceServicer_to_server(peers, server)
+    store_pb2_grpc.add_TrajectoryStoreServiceServicer_to_server(peers, server)
+    feeder_pb2_grpc.add_PromptFeederServiceServicer_to_server(peers, server)
+    address = bind(server, "127.0.0.1", 0)
+    await server.start()
+    yield Stage(tmp_path, address, peers)
+    await server.stop(None)
+
+
+async def test_a_step_is_sampled_trained_committed_published_and_let_go(stage: Stage) -> None:
+    assert await stage.run(parameter_sync_step=2) == 0
+
+    steps = [
+        call
+        for step in (1, 2, 3)
+        for call in (
+            ("sample", step, 0),
+            ("sample", step, 1),
+            ("commit", step),
+            ("publish", step),
+        )
+    ]
+    assert [call for call in stage.peers.calls if call[0] != "register"] == [("publish", 0), *steps]
+    assert sorted(stage.peers.deleted) == sorted(stage.peers.rows)
+    left = sorted(path.name for path in (stage.run_dir / "weights").iterdir())
+    assert left == ["r_a_v00000002", "r_a_v00000003"]
+
+
+async def test_one_trainer_id_registers_until_the_feed_is_open(stage: Stage) -> None:
+    await stage.run()
+    registrations = [call for call in stage.peers.calls if call[0] == "register"]
+    assert len(registrations) == 2
+    assert len(set(registrations)) == 1
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+async def test_it_learns_what_is_rewarded_on_the_policy_that_sampled(
+    stage: Stage, temperature: float
+) -> None:
+    stage.peers.total_steps, stage.peers.temperature = 25, temperature
+    assert await stage.run(tensorboard=True) == 0
+    metrics = stage.metrics
+    rewards = [line["critic/rewards/mean"] for line in metrics]
+    assert rewards[0] < 0.4
+    assert sum(rewards[-3:]) / 3 > 0.8
+    assert max(line["training/rollout_probs_diff_max"] for line in metrics) < 1e-4
+    assert {line["training/off_policy/trajectory_staleness/max"] for line in metrics} == {0}
+    assert len(list((stage.run_dir / "tensorboard").iterdir())) == 1
+
+
+async def test_groups_whose_rows_are_gone_are_given_back_and_the_part_is_asked_for_again(
+    stage: Stage,
+) -> None:
+    stage.peers.total_steps = 1
+    stage.peers.lost = {"e0r1_3_0_aa1", "e0r2_0_0_aa1"}
+    assert await stage.run() == 0
+    kinds = [call for call in stage.peers.calls if call[0] in ("sample", "return", "commit")]
+    assert kinds == [
+        ("sample", 1, 0),
+        ("return", 1, 0, "e0r1", "e0r2"),
+        ("sample", 1, 0),
+        ("commit", 1),
+    ]
+    assert all(key.endswith("aa2") for key in stage.peers.deleted)
+
+
+async def test_it_ends_well_when_the_data_has_ended(stage: Stage) -> None:
+    stage.peers.before_sample = lambda request: (
+        pb.SampleBatchResponse(status=pb.SAMPLE_STATUS_DATA_ENDED) if request.step == 2 else None
+    )
+    assert await stage.run() == 0
+    assert [line["step"] for line in stage.metrics] == [1]
+
+
+async def test_an_older_trainer_ends_with_the_code_of_a_trainer_that_died(stage: Stage) -> None:
+    def fence(_request: pb.SampleBatchRequest) -> None:
+        raise TrainerFencedError("incarnation 7 was succeeded by 8")
+
+    stage.peers.before_sample = fence
+    assert await stage.run() == 4
+
+
+@pytest.mark.parametrize(
+    "arrival",
+    [
+        pb.RegisterTrainerResponse(committed_step=2),
+        pb.RegisterTrainerResponse(
+            latest_weights=prompt_pb2.PublishedWeights(id=prompt_pb2.WeightsId(lineage="a"))
+        ),
+    ],
+)
+async def test_a_run_of_an_earlier_trainer_is_refused(
+    stage: Stage, arrival: pb.RegisterTrainerResponse, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stage.peers.arrival = arrival
+    assert await stage.run() == 4
+    assert "start a new run in a new run directory" in capsys.readouterr().out
+    assert [call[0] for call in stage.peers.calls] == ["register"]
+
+
+async def test_a_model_that_cannot_be_built_is_the_users_mistake(stage: Stage) -> None:
+    with pytest.raises(UsageError, match=r"trainer\.device = 'abacus'"):
+        await stage.run(device="abacus")
+
+
+async def test_a_peer_that_is_away_for_a_moment_is_asked_again(stage: Stage) -> None:
+    failures = iter(range(6))  # more than the channel's own tries
+
+    def away(_request: pb.SampleBatchRequest) -> None:
+        if next(failures, None) is not None:
+            raise NotReadyError("loading")
+
+    stage.peers.before_sample = away
+    stage.peers.total_steps = 1
+    assert await stage.run() == 0
+
+
+async def test_while_it_waits_it_says_for_what_and_stops_when_told(stage: Stage) -> None:
+    polled = asyncio.Event()
+
+    def wait(_request: pb.SampleBatchRequest) -> pb.SampleBatchResponse:
+        if len([call for call in stage.peers.calls if call[0] == "sample"]) > 1:
+            polled.set()
+        return pb.SampleBatchResponse(
+            status=pb.SAMPLE_STATUS_WAITING, blocked_by="3 of 4 groups are finished"
+        )
+
+    stage.peers.before_sample = wait
+    training = asyncio.create_task(stage.run())
+    await polled.wait()
+    channel, stub = stage.stub()
+    async with channel:
+        status = await stub.GetTrainerStatus(trainer_pb2.GetTrainerStatusRequest())
+    os.kill(os.getpid(), signal.SIGTERM)
+
+    assert await training == 130
+    assert (status.phase, status.step) == (trainer_pb2.TRAINER_PHASE_SAMPLING, 1)
+    assert (status.total_steps, status.weight_version) == (3, 0)
+    (found,) = status.process.waits
+    assert (found.name, found.owner) == ("batch", "replay")
+    assert found.ends_when == "step 1, part 0: 3 of 4 groups are finished"
+
+
+async def test_who_watches_gets_every_step_and_is_let_go_at_the_end(stage: Stage) -> None:
+    started, watched = asyncio.Event(), asyncio.Event()
+
+    async def watch() -> list[tuple[int, float]]:
+        await started.wait()
+        channel, stub = stage.stub()
+        async with channel:
+            stream = stub.WatchSteps(trainer_pb2.WatchStepsRequest(after_step=1))
+            await stub.GetTrainerStatus(trainer_pb2.GetTrainerStatusRequest())
+            watched.set()
+            found = [response async for response in stream]
+        return [(response.step, response.metrics["training/global_step"]) for response in found]
+
+    def hold(request: pb.SampleBatchRequest) -> pb.SampleBatchResponse | None:
+        started.set()
+        if watched.is_set():
+            return None
+        return pb.SampleBatchResponse(status=pb.SAMPLE_STATUS_WAITING)
+
+    stage.peers.before_sample = hold
+    code, found = await asyncio.gather(stage.run(), watch())
+    assert code == 0
+    assert found == [(2, 2.0), (3, 3.0)]
+
+
+async def test_the_warm_start_comes_before_the_first_weights(stage: Stage) -> None:
+    stage.peers.total_steps = 1
+    warm_start = {"steps": 30, "batch_size": 300, "lr": 1e-2}
+    assert await stage.run(warm_start=warm_start, micro_batch_size=100) == 0
+    rows = [call for call in stage.peers.calls if call[0] == "rows"]
+    assert rows[:4] == [("rows", 0, 256), ("rows", 256, 44), ("rows", 300, 256), ("rows", 556, 44)]
+    assert stage.peers.calls.index(("publish", 0)) > stage.peers.calls.index(rows[-1])
+    # The answer `22` is two of three tokens: the policy was taught to give it.
+    assert stage.metrics[0]["critic/rewards/mean"] > 0.5

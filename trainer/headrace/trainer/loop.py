@@ -1,0 +1,218 @@
+"""The training loop: what happens in a step, and in which order.
+
+    for each part: sample ─► read ─► advantages ─► update
+    commit ─► write weights ─► publish ─► delete the step's trajectories ─► log
+
+Knows the order of calls; batches, learning, files and metrics are others' business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import grpc
+import numpy as np
+import numpy.typing as npt
+
+from headrace.log import get_logger
+from headrace.rpc.calls import persist
+from headrace.rpc.waits import Waits
+from headrace.trainer.actor import Actor
+from headrace.trainer.advantage import grpo_advantages
+from headrace.trainer.batch import collate
+from headrace.trainer.compute import ComputeThread
+from headrace.trainer.metrics import StepMetrics
+from headrace.trainer.progress import Progress
+from headrace.trainer.publisher import WeightsWriter
+from headrace.trainer.recorder import Recorder
+from headrace.trainer.sampling import BatchSource, Part
+from headrace.v1 import prompt_pb2, replay_pb2_grpc, store_pb2, store_pb2_grpc
+from headrace.v1 import replay_pb2 as pb
+from headrace.v1.trainer_pb2 import TrainerPhase
+
+if TYPE_CHECKING:
+    ReplayStub = replay_pb2_grpc.ReplayBufferServiceAsyncStub
+    StoreStub = store_pb2_grpc.TrajectoryStoreServiceAsyncStub
+
+DELETE_S = 10.0
+"""How long a deletion may take; the store's own sweep removes what it misses."""
+
+log = get_logger()
+
+
+@dataclass(frozen=True)
+class LoopSettings:
+    """What the loop is configured by."""
+
+    incarnation: int
+    """The trainer's."""
+    lineage: str
+    """The time line of the weights."""
+    part_count: int
+    """Parts per step, each an update."""
+    divide_by_std: bool
+    """Whether advantages are divided by the group's standard deviation."""
+    pad_id: int
+    """The padding token."""
+
+
+class TrainingLoop:
+    """Trains from the first step to the last.
+
+    Args:
+        settings: what the loop is configured by.
+        replay: the replay buffer.
+        store: the trajectory store.
+        actor: learns; used on `compute` only.
+        compute: the thread that computes.
+        writer: writes weights.
+        progress: is told where the loop is.
+        waits: where waits are registered.
+        stopping: ends the loop at the next wait.
+        now: seconds of a monotonic clock.
+
+    """
+
+    def __init__(
+        self,
+        settings: LoopSettings,
+        *,
+        replay: ReplayStub,
+        store: StoreStub,
+        actor: Actor,
+        compute: ComputeThread,
+        writer: WeightsWriter,
+        progress: Progress,
+        waits: Waits,
+        stopping: asyncio.Event,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._settings = settings
+        self._replay = replay
+        self._store = store
+        self._source = BatchSource(
+            replay,
+            store,
+            incarnation=settings.incarnation,
+            part_count=settings.part_count,
+            waits=waits,
+            stopping=stopping,
+        )
+        self._actor = actor
+        self._compute = compute
+        self._writer = writer
+        self._progress = progress
+        self._waits = waits
+        self._stopping = stopping
+        self._now = now
+
+    async def run(self, recorder: Recorder) -> None:
+        """Train until the steps or the data are at their end, and write each step's metrics.
+
+        Raises:
+            TrainerFencedError: a newer trainer has registered.
+            Stopped: the process is to stop.
+
+        """
+        step = 1
+        while await self._step(step, recorder):
+            step += 1
+            self._progress.step = step
+        self._progress.phase = TrainerPhase.TRAINER_PHASE_FINISHED
+        log.info("training_ended", weight_version=self._progress.weight_version)
+
+    async def publish(self, version: int) -> None:
+        """Write the weights as they are now, and announce them as this version."""
+        self._progress.phase = TrainerPhase.TRAINER_PHASE_PUBLISHING
+        uri, checksum = await self._compute.run(self._writer.write, self._actor.model, version)
+        weights = prompt_pb2.PublishedWeights(
+            id=prompt_pb2.WeightsId(lineage=self._settings.lineage, version=version),
+            uri=uri,
+            checksum=checksum,
+        )
+        response = await persist(
+            self._replay.PublishWeights,
+            pb.PublishWeightsRequest(incarnation=self._settings.incarnation, weights=weights),
+            waits=self._waits,
+            name="weights announced",
+            owner="replay",
+            stopping=self._stopping,
+        )
+        self._progress.weight_version = version
+        await self._compute.run(self._writer.prune, response.oldest_needed_version)
+
+    async def _step(self, step: int, recorder: Recorder) -> bool:
+        """Do one step, and say whether there is another."""
+        begun = self._now()
+        gathered = StepMetrics(step)
+        keys: list[str] = []
+        for number in range(self._settings.part_count):
+            part = await self._sample(step, number, gathered)
+            if part is None:
+                return False
+            keys += part.keys
+            await self._update(part, gathered)
+        committed = await persist(
+            self._replay.CommitStep,
+            pb.CommitStepRequest(incarnation=self._settings.incarnation, step=step),
+            waits=self._waits,
+            name="step committed",
+            owner="replay",
+            stopping=self._stopping,
+        )
+        since = self._now()
+        await self.publish(step)
+        gathered.add_seconds("update_weights", self._now() - since)
+        await self._delete(keys)
+        metrics = gathered.summary(step_s=self._now() - begun)
+        await self._compute.run(recorder.write, step, metrics)
+        self._tell(step, metrics)
+        return not committed.ended
+
+    async def _sample(self, step: int, number: int, gathered: StepMetrics) -> Part | None:
+        self._progress.phase = TrainerPhase.TRAINER_PHASE_SAMPLING
+        since = self._now()
+        part = await self._source.part(step, number)
+        gathered.add_seconds("gen", self._now() - since)
+        return part
+
+    async def _update(self, part: Part, gathered: StepMetrics) -> None:
+        self._progress.phase = TrainerPhase.TRAINER_PHASE_UPDATING
+        since = self._now()
+        advantages, metrics = await self._compute.run(self._learn, part)
+        gathered.add_seconds("update_actor", self._now() - since)
+        gathered.add_part(part, advantages, metrics)
+
+    def _learn(self, part: Part) -> tuple[npt.NDArray[np.float64], dict[str, float]]:
+        """Make one update. Runs on the compute thread."""
+        rewards = np.array([trajectory.reward for trajectory in part.trajectories])
+        advantages = grpo_advantages(
+            rewards, part.group_of, divide_by_std=self._settings.divide_by_std
+        )
+        batch = collate(part.trajectories, advantages, pad_id=self._settings.pad_id)
+        return advantages, self._actor.update(batch)
+
+    async def _delete(self, keys: list[str]) -> None:
+        """Let go of what was trained on. Not worth waiting out an outage of the store."""
+        request = store_pb2.DeleteTrajectoriesRequest(keys=keys)
+        with self._waits.waiting(
+            "trajectories deleted", owner="store", ends_when=f"it answers, or {DELETE_S} s pass"
+        ):
+            try:
+                await self._store.DeleteTrajectories(request, timeout=DELETE_S)
+            except grpc.aio.AioRpcError as error:
+                log.warning("not_deleted", count=len(keys), error=error.details())
+
+    def _tell(self, step: int, metrics: dict[str, float]) -> None:
+        self._progress.add(step, metrics)
+        log.info(
+            "step",
+            step=step,
+            reward=round(metrics["critic/rewards/mean"], 4),
+            gen_s=round(metrics["timing_s/gen"], 3),
+            step_s=round(metrics["timing_s/step"], 3),
+        )

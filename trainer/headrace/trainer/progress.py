@@ -1,0 +1,58 @@
+"""Where the trainer is, for those who look: phase, step, and the metrics of each step.
+
+Knows nothing of training or of gRPC. Used from the event loop's thread only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Mapping
+
+from headrace.v1.trainer_pb2 import TrainerPhase
+
+KEPT_STEPS = 10_000
+"""Steps whose metrics are kept for those who watch; all are in the run directory."""
+
+
+class Progress:
+    """What the trainer does now, and what it has done."""
+
+    def __init__(self) -> None:
+        self.phase = TrainerPhase.TRAINER_PHASE_STARTING
+        self.step = 1
+        """The step it is in."""
+        self.total_steps = 0
+        """0 while not known."""
+        self.weight_version = -1
+        """The newest published; -1 before the first."""
+        self._steps: deque[tuple[int, Mapping[str, float]]] = deque(maxlen=KEPT_STEPS)
+        self._ended = False
+        self._changed = asyncio.Event()
+
+    def add(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Take the metrics of a committed step."""
+        self._steps.append((step, metrics))
+        self._wake()
+
+    def end(self) -> None:
+        """Say that no more steps come: those who watch are let go."""
+        self._ended = True
+        self._wake()
+
+    async def steps(self, after: int) -> AsyncIterator[tuple[int, Mapping[str, float]]]:
+        """Yield the steps after one, as they come, until the end."""
+        while True:
+            changed, ended = self._changed, self._ended
+            new = [entry for entry in self._steps if entry[0] > after]
+            for entry in new:
+                yield entry
+                after = entry[0]
+            if ended:
+                return
+            if not new:
+                await changed.wait()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
