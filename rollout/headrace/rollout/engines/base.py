@@ -51,7 +51,7 @@ class Sample:
     """The response, the stop token included."""
     logprobs: list[float]
     """Per token, its log-probability under the distribution it was drawn from."""
-    finish_reason: trajectory_pb2.FinishReason
+    finish_reason: trajectory_pb2.FinishReason.ValueType
     """STOP or LENGTH."""
     weights: prompt_pb2.WeightsId
     """The weights that made all of it."""

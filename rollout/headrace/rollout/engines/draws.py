@@ -27,4 +27,4 @@ def uniforms(seeds_b: NDArray[np.uint64], index: int) -> NDArray[np.float64]:
         z = (z ^ (z >> np.uint64(30))) * _MIX_1
         z = (z ^ (z >> np.uint64(27))) * _MIX_2
         z = z ^ (z >> np.uint64(31))
-    return (z >> np.uint64(11)) * 2.0**-53
+    return (z >> np.uint64(11)).astype(np.float64) * np.float64(2.0**-53)

@@ -137,7 +137,7 @@ class TorchEngine:
                 continue
             try:
                 await loop.run_in_executor(self._thread, self._sample_batch, batch, loop)
-            except Exception as error:  # noqa: BLE001  # whatever torch raises, these sequences have failed and the next batch is tried
+            except Exception as error:  # whatever torch raises is these sequences' error
                 log.error("batch_failed", sequences=len(batch), error=repr(error), exc_info=True)
                 for _, future in batch:
                     _settle(future, EngineError(_one_line(error)))

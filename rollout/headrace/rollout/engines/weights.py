@@ -46,9 +46,7 @@ def confirm_manifest(published: prompt_pb2.PublishedWeights) -> None:
     _compare(published, manifest, hashlib.sha256(data).hexdigest())
 
 
-def _compare(
-    published: prompt_pb2.PublishedWeights, manifest: Manifest, checksum: str
-) -> None:
+def _compare(published: prompt_pb2.PublishedWeights, manifest: Manifest, checksum: str) -> None:
     if checksum != published.checksum:
         raise EngineError(
             f"{published.uri}: the manifest's SHA-256 is {checksum}, {published.checksum} was "

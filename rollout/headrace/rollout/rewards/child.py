@@ -57,7 +57,7 @@ def score_some(
 def _score(scorer: Scorer, scoring: Scoring) -> Score | str:
     try:
         return scorer(scoring)
-    except Exception as error:  # noqa: BLE001  # whatever foreign code raises is this response's error
+    except Exception as error:  # whatever foreign code raises is this response's error
         return one_line(error)
 
 

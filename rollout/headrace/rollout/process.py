@@ -1,0 +1,127 @@
+"""The worker as a process: engine, rewards, channels, service, loops.
+
+torch is imported only if the torch engine is configured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from contextlib import AsyncExitStack
+from typing import Final
+
+from headrace.config.config import Config
+from headrace.config.rollout import ScriptedEngine as ScriptedEngineConfig
+from headrace.errors import UsageError
+from headrace.log import get_logger
+from headrace.rollout.engines.base import Engine
+from headrace.rollout.engines.scripted import ScriptedEngine
+from headrace.rollout.rewards.pool import RewardPool
+from headrace.rollout.service import WorkerService
+from headrace.rollout.worker import Worker, WorkerSettings
+from headrace.rpc.channel import open_channel
+from headrace.rpc.process import Process, ProcessOptions
+from headrace.tokenizer.load import load_tokenizer
+from headrace.tokenizer.tokenizer import Tokenizer
+from headrace.v1 import replay_pb2_grpc, store_pb2_grpc
+
+OK: Final = 0
+
+_MOST_LEASES_PER_CALL: Final = 256
+_ANSWER_BYTES: Final = 2 * 2**20
+"""Half of the largest message, for an answer with many prompts."""
+_BYTES_PER_PROMPT_TOKEN: Final = 16
+"""Its id, its text, and the row's other columns, roughly."""
+
+log = get_logger()
+
+
+async def run(config: Config, options: ProcessOptions) -> int:
+    """Work until told to stop, and hand back what is not done.
+
+    Returns:
+        The exit code, 0.
+
+    Raises:
+        UsageError: The tokenizer, the device, the reward function or an endpoint cannot be used.
+
+    """
+    async with AsyncExitStack() as stack:
+        process = Process(
+            name=options.name,
+            run_id=config.run.run_id,
+            host=config.endpoints.bind_host,
+            port=options.port,
+            announce=options.announce,
+            stall_after_s=config.watchdog.stall_after_s,
+        )
+        stack.push_async_callback(process.close)
+        tokenizer = await asyncio.to_thread(load_tokenizer, config.model)
+        engine = await asyncio.to_thread(make_engine, config, tokenizer)
+        rewards = RewardPool(config.reward)
+        stack.push_async_callback(rewards.close)
+        stack.push_async_callback(engine.close)
+        replay = await stack.enter_async_context(
+            open_channel(_endpoint("replay", config.endpoints.replay))
+        )
+        store = await stack.enter_async_context(
+            open_channel(_endpoint("store", config.endpoints.store))
+        )
+        worker = Worker(
+            settings(config, options.name),
+            engine=engine,
+            rewards=rewards,
+            decode=tokenizer.decode,
+            replay_stub=replay_pb2_grpc.ReplayBufferServiceStub(replay),
+            store_stub=store_pb2_grpc.TrajectoryStoreServiceStub(store),
+            waits=process.waits,
+            stopping=process.stopping,
+        )
+        service = WorkerService(
+            worker, status=process.status, stop=process.stop, stopping=process.stopping.is_set
+        )
+        await process.start(service.add_to)
+        await rewards.start()
+        await engine.start()
+        process.ready()
+        await worker.run()
+    return OK
+
+
+def settings(config: Config, name: str) -> WorkerSettings:
+    """Take the worker's part of the configuration; the name is new with each life."""
+    prompt_bytes = _BYTES_PER_PROMPT_TOKEN * config.data.max_prompt_length
+    return WorkerSettings(
+        worker_id=f"{name}-{os.getpid()}-{secrets.token_hex(3)}",
+        max_groups_in_flight=config.rollout.max_groups_in_flight,
+        max_leases_per_call=max(1, min(_MOST_LEASES_PER_CALL, _ANSWER_BYTES // prompt_bytes)),
+        max_generation_s=config.rollout.max_generation_s,
+        lease_s=config.ledger.lease_s,
+    )
+
+
+def make_engine(config: Config, tokenizer: Tokenizer) -> Engine:
+    """Make the engine of `rollout.engine`.
+
+    Raises:
+        UsageError: Its packages are missing, or its device cannot be used.
+
+    """
+    section = config.rollout.engine
+    if isinstance(section, ScriptedEngineConfig):
+        return ScriptedEngine(section, vocab_size=tokenizer.vocab_size, eos_id=tokenizer.eos_id)
+    try:
+        from headrace.rollout.engines.torch_engine import TorchEngine
+    except ImportError as error:
+        raise UsageError(
+            "rollout.engine.kind: torch needs packages that are not installed: "
+            f"pip install 'headrace[rollout]' ({error})"
+        ) from error
+    return TorchEngine(section, eos_id=tokenizer.eos_id, seed=config.trainer.seed)
+
+
+def _endpoint(name: str, address: str | None) -> str:
+    if address is None:
+        raise UsageError(f"endpoints.{name} is not set: give the {name}'s host:port")
+    return address

@@ -1,0 +1,294 @@
+"""The worker: what its loops have in common, and the way home.
+
+| loop       | waits for                          | does                                         |
+|------------|------------------------------------|----------------------------------------------|
+| weights    | newer weights (`weights.py`)       | loads and confirms them                      |
+| leases     | weights, room (`leases.py`)        | one call for as many groups as there is room |
+| renewals   | a third of the lease time          | loses what the ledger says is lost           |
+| deliveries | scored sessions (`delivery.py`)    | puts and completes many groups together      |
+| endings    | groups that failed or go back      | ends many leases together                    |
+
+What a group goes through is in `groups.py`. The worker holds nothing that the ledger does not
+know: killed at any moment, it leaves leases that run out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from headrace.log import get_logger
+from headrace.rollout.ask import REFUSALS, Peer
+from headrace.rollout.batcher import Batcher
+from headrace.rollout.changes import Changes
+from headrace.rollout.delivery import Deliveries
+from headrace.rollout.engines.base import Engine
+from headrace.rollout.groups import GroupLife, Outcome, Tools, one_line
+from headrace.rollout.leases import Leases
+from headrace.rollout.pause import Pause
+from headrace.rollout.rewards.pool import RewardPool
+from headrace.rollout.weights import Weights
+from headrace.rpc.calls import Stopped
+from headrace.rpc.waits import Waits
+from headrace.v1 import prompt_pb2, replay_pb2
+
+if TYPE_CHECKING:
+    from headrace.v1 import replay_pb2_grpc, store_pb2_grpc
+
+DRAIN_S: Final = 5.0
+"""How long a worker that goes home waits for what is on its way into the store."""
+FAREWELL_S: Final = 3.0
+"""How long handing back may take after that."""
+_MOST_ENDINGS: Final = 4096
+
+log = get_logger()
+
+
+@dataclass(frozen=True)
+class WorkerSettings:
+    """The worker's part of the configuration."""
+
+    worker_id: str
+    """Unique per life."""
+    max_groups_in_flight: int
+    max_leases_per_call: int
+    max_generation_s: float
+    lease_s: float
+    """Taken from the ledger's answers later on."""
+
+
+class Worker:
+    """Pulls groups from the ledger and sees them through, until it is told to stop."""
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        *,
+        engine: Engine,
+        rewards: RewardPool,
+        decode: Callable[[list[int]], str],
+        replay_stub: replay_pb2_grpc.ReplayBufferServiceAsyncStub,
+        store_stub: store_pb2_grpc.TrajectoryStoreServiceAsyncStub,
+        waits: Waits,
+        stopping: asyncio.Event,
+        now: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self.settings = settings
+        self.engine = engine
+        self.completed_session_count = 0
+        self._wasted_token_count = 0
+        self._ended_group_count = 0
+        self._lease_s = settings.lease_s
+        self._groups: dict[asyncio.Task[None], GroupLife] = {}
+        self._stub = replay_stub
+        self._waits = waits
+        self._stopping = stopping
+        self._sleep = sleep
+        self._changes = Changes()
+        self._pause = Pause(now=now, jitter=jitter)
+        # Told to stop, a worker polls no more, has some time for deliveries, some more to hand back.
+        self._late, self._gone = asyncio.Event(), asyncio.Event()
+        polls, reports, self._farewells = (
+            Peer("replay", waits=waits, stopping=until)
+            for until in (stopping, self._late, self._gone)
+        )
+        self._polls = polls
+        self.weights = Weights(
+            engine,
+            replay=polls,
+            stub=replay_stub,
+            changes=self._changes,
+            pause=Pause(now=now, jitter=jitter),
+            sleep=sleep,
+        )
+        self._leases = Leases(
+            worker_id=settings.worker_id,
+            weights=self.weights,
+            room=lambda: settings.max_groups_in_flight - len(self._groups),
+            most_per_call=settings.max_leases_per_call,
+            accept=self._accept,
+            replay=polls,
+            stub=replay_stub,
+            pause=self._pause,
+            changes=self._changes,
+            waits=waits,
+            sleep=sleep,
+        )
+        self._deliveries = Deliveries(
+            worker_id=settings.worker_id,
+            replay=reports,
+            replay_stub=replay_stub,
+            store_stub=store_stub,
+            waits=waits,
+            stopping=self._late,
+            sleep=sleep,
+            jitter=jitter,
+        )
+        self._endings = Batcher(self._end_leases, most=_MOST_ENDINGS)
+        self._tools = Tools(
+            engine=engine,
+            score=rewards.score,
+            deliver=self._deliveries.deliver,
+            decode=decode,
+            now=now,
+            max_generation_s=settings.max_generation_s,
+        )
+
+    @property
+    def group_count(self) -> int:
+        """Groups it holds leases for."""
+        return len(self._groups)
+
+    @property
+    def wasted_token_count(self) -> int:
+        """Sampled tokens whose session was lost, cancelled or failed."""
+        return self._wasted_token_count + self.engine.status().aborted_token_count
+
+    async def run(self) -> None:
+        """Work until told to stop; then hand back what is unfinished."""
+        async with asyncio.TaskGroup() as loops:
+            tasks = [
+                loops.create_task(work, name=name)
+                for name, work in (
+                    ("weights", self.weights.run()),
+                    ("leases", self._leases.run()),
+                    ("renewals", self._renew()),
+                    ("deliveries", self._deliveries.run()),
+                    ("endings", self._endings.run()),
+                    ("waits", self._name_waits()),
+                )
+            ]
+            await self._stopping.wait()
+            await self._go_home()
+            for task in tasks:
+                task.cancel()
+
+    def _accept(self, leases: Sequence[prompt_pb2.Lease]) -> None:
+        for lease in leases:
+            self._lease_s = lease.expires_in_s or self._lease_s
+            if self._stopping.is_set():
+                self._end(_ref(lease), replay_pb2.LEASE_END_RETURNED)
+                continue
+            life = GroupLife(lease, self._tools)
+            task = asyncio.create_task(self._see_through(life), name=f"group {lease.uid}")
+            self._groups[task] = life
+            task.add_done_callback(self._forget)
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        del self._groups[task]
+        self._ended_group_count += 1
+        self._changes.notify()
+
+    async def _see_through(self, life: GroupLife) -> None:
+        try:
+            outcome = await life.run()
+        except Exception as error:  # a mistake of ours with this group must not end the others
+            log.exception("group_broke", uid=life.lease.uid)
+            life.errors.append(one_line(error))
+            outcome = Outcome.FAILED
+        self.completed_session_count += life.recorded_session_count
+        self._wasted_token_count += life.generated_token_count - life.recorded_token_count
+        if outcome is Outcome.DONE:
+            self._pause.succeed()
+        elif outcome is Outcome.LOST:
+            log.info("lease_lost", uid=life.lease.uid, attempt=life.lease.attempt)
+        elif outcome is Outcome.RETURNED:
+            self._end(_ref(life.lease), replay_pb2.LEASE_END_RETURNED)
+        elif outcome is Outcome.FAILED:
+            self._pause.fail()
+            log.warning("group_failed", uid=life.lease.uid, errors=life.errors[:3])
+            self._end(_ref(life.lease), replay_pb2.LEASE_END_FAILED, life.errors[0])
+
+    def _end(
+        self, lease: replay_pb2.LeaseRef, end: replay_pb2.LeaseEnd.ValueType, error: str = ""
+    ) -> None:
+        self._endings.add(replay_pb2.EndedLease(lease=lease, end=end, error=error))
+
+    async def _end_leases(self, ended: list[replay_pb2.EndedLease]) -> None:
+        request = replay_pb2.EndLeasesRequest(worker_id=self.settings.worker_id, leases=ended)
+        try:
+            await self._farewells.ask(self._stub.EndLeases, request)
+        except Stopped:
+            log.warning("leases_left_to_run_out", count=len(ended))
+        except REFUSALS as error:
+            log.warning("leases_left_to_run_out", count=len(ended), error=str(error))
+
+    async def _renew(self) -> None:
+        """Renew all leases in one call, three times within their life."""
+        while True:
+            await self._sleep(self._lease_s / 3)
+            lives = list(self._groups.values())
+            if not lives:
+                continue
+            request = replay_pb2.RenewLeasesRequest(
+                worker_id=self.settings.worker_id, leases=[_ref(life.lease) for life in lives]
+            )
+            try:
+                answer = await self._polls.ask(self._stub.RenewLeases, request)
+            except Stopped:
+                return
+            except REFUSALS as error:
+                log.warning("leases_not_renewed", error=str(error))
+                continue
+            self._lease_s = answer.expires_in_s or self._lease_s
+            for life, status in zip(lives, answer.statuses, strict=True):
+                if status == replay_pb2.LEASE_STATUS_LOST:
+                    life.lose()
+
+    async def _go_home(self) -> None:
+        """Hand back what is not done; what is on its way into the store gets `DRAIN_S`."""
+        log.info("draining", groups=len(self._groups))
+        for life in self._groups.values():
+            life.hand_back()
+        drained = asyncio.create_task(self._drain())
+        for limit_s, limit in ((DRAIN_S, self._late), (FAREWELL_S, self._gone), (1.0, None)):
+            await asyncio.wait([drained], timeout=limit_s)
+            if limit is not None:
+                limit.set()
+        log.info("drained" if drained.done() else "left", groups=len(self._groups))
+        for task in (drained, *self._groups):
+            task.cancel()
+
+    async def _drain(self) -> None:
+        await self._leases.settle()
+        while self._groups:
+            await asyncio.gather(*self._groups, return_exceptions=True)
+        await self._endings.idle()
+
+    async def _name_waits(self) -> None:
+        """Keep one named wait for the worker as a whole; progress begins a new one."""
+        while True:
+            situation = self._situation()
+            if situation is None:
+                await self._changes.wait()
+                continue
+            key, name, owner, ends_when = situation
+            with self._waits.waiting(name, owner=owner, ends_when=ends_when):
+                while situation is not None and situation[0] == key:
+                    await self._changes.wait()
+                    situation = self._situation()
+
+    def _situation(self) -> tuple[object, str, str, str] | None:
+        """Say what the worker waits for: what identifies it, name, owner, what ends it."""
+        if self._groups:
+            kind = self.engine.kind
+            ends_when = "a group is generated, scored and stored"
+            return self._ended_group_count, "engine", f"{kind} engine", ends_when
+        if self._leases.ended:
+            return None
+        if self.weights.current is None:
+            ends_when = "the trainer has published weights and they are loaded"
+            return "weights", "weights", "trainer", ends_when
+        blocked_by = self._leases.blocked_by
+        # Numbers after the colon move while the cause stays.
+        return blocked_by.partition(":")[0], "work", "replay", blocked_by or "it has work"
+
+
+def _ref(lease: prompt_pb2.Lease) -> replay_pb2.LeaseRef:
+    return replay_pb2.LeaseRef(uid=lease.uid, attempt=lease.attempt)
