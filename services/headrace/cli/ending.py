@@ -8,6 +8,8 @@ from typing import Final
 
 DONE: Final = 0
 """The trainer is done."""
+BROKEN: Final = 1
+"""The trainer is done, but the audit found something broken."""
 USAGE: Final = 2
 """Something is configured or called wrongly."""
 TRAINER_DIED: Final = 4

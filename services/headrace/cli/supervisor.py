@@ -65,6 +65,11 @@ class Supervisor:
         return list(self._keepers)
 
     @property
+    def kept(self) -> frozenset[str]:
+        """The processes that should be alive."""
+        return frozenset(name for name, task in self._tasks.items() if not task.done())
+
+    @property
     def restarts(self) -> dict[str, int]:
         """How often each process was started again; only those that were."""
         return {name: keeper.restarts for name, keeper in self._keepers.items() if keeper.restarts}

@@ -1,0 +1,27 @@
+"""Arguments that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+ConfigArgument = Annotated[
+    Path, typer.Argument(metavar="CONFIG", help="The configuration, a YAML file.")
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="KEY=VALUE",
+        help="Keys to override, such as rollout.n=8; see docs/configuration.md.",
+        show_default=False,
+    ),
+]
+PortOption = Annotated[
+    int, typer.Option(min=0, max=65535, help="The port to listen on; 0 takes a free one.")
+]
+AnnounceOption = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Write the address there, as JSON, once it is known."),
+]

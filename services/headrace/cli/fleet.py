@@ -1,0 +1,84 @@
+"""The processes of a run on one machine: their commands, and in which order they end."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from functools import partial
+from typing import Final
+
+from headrace.cli.keeper import Part
+from headrace.cli.launcher import Command
+from headrace.cli.single import PEERS
+from headrace.config.config import Config
+from headrace.config.rollout import TorchEngine
+from headrace.config.rundir import RunDirectory
+
+QUIET: Final = {
+    "PYTHONUNBUFFERED": "1",
+    # Warnings about forks, and waits for a hub that a run does not need.
+    "TOKENIZERS_PARALLELISM": "false",
+    "HF_HUB_OFFLINE": "1",
+}
+"""Variables for all processes."""
+
+
+def worker_names(config: Config) -> list[str]:
+    """Name the workers."""
+    return [f"worker-{number}" for number in range(config.rollout.workers)]
+
+
+def stop_order(config: Config) -> list[list[str]]:
+    """Say who is stopped together, and in which order; the replay buffer goes last, by itself."""
+    return [worker_names(config), ["feeder"], ["trainer"], ["store"]]
+
+
+def parts(config: Config, directory: RunDirectory) -> list[Part]:
+    """Give the processes of a run."""
+    engine = config.rollout.engine
+    threads = engine.threads if isinstance(engine, TorchEngine) else None
+    make = partial(_part, directory)
+    return [
+        make("replay", "replay", ["serve", "replay"]),
+        make("store", "store", ["serve", "store"]),
+        make("feeder", "feeder", ["serve", "feeder"]),
+        make("trainer", "trainer", ["train"], threads=config.trainer.threads),
+        *(
+            make(name, "rollout", ["worker", "--name", name], threads=threads)
+            for name in worker_names(config)
+        ),
+    ]
+
+
+def _part(
+    directory: RunDirectory,
+    name: str,
+    package: str,
+    words: list[str],
+    *,
+    threads: int | None = None,
+) -> Part:
+    peers = PEERS[package]
+    # torch's own setting comes too late for the thread pools that libraries make at import.
+    limits = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)} if threads else {}
+
+    def command(addresses: Mapping[str, str], port: int) -> Command:
+        announcement = directory.endpoint_file(name)
+        options = ["--port", str(port), "--announce", str(announcement)]
+        endpoints = [f"endpoints.{peer}={addresses[peer]}" for peer in peers]
+        program = [sys.executable, "-m", "headrace.cli.main", *words]
+        return Command(
+            name=name,
+            arguments=[*program, str(directory.config_file), *options, *endpoints],
+            log=directory.log_file(name),
+            announcement=announcement,
+            environment={**QUIET, **limits},
+        )
+
+    return Part(
+        name,
+        command,
+        needs=peers,
+        is_main=package == "trainer",
+        may_leave=package == "rollout",
+    )

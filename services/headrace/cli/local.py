@@ -1,0 +1,78 @@
+"""A whole run on this machine, from the configuration file to the exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from headrace.cli.display import Display
+from headrace.cli.ending import BROKEN, DONE, Ending
+from headrace.cli.fleet import parts, stop_order
+from headrace.cli.live import LiveDisplay
+from headrace.cli.plain import PlainDisplay
+from headrace.cli.preflight import preflight
+from headrace.cli.rundirs import RunLock, make_run_directory, write_config
+from headrace.cli.session import Session
+from headrace.cli.summary import Summary
+from headrace.config.config import Config
+from headrace.config.rundir import RunDirectory
+from headrace.errors import HeadraceError
+from headrace.v1 import replay_pb2
+
+
+def run_here(path: Path, overrides: Sequence[str], *, plain: bool) -> int:
+    """Run it; give the exit code.
+
+    Raises:
+        UsageError: something is wrong, found before anything was started.
+
+    """
+    checked = preflight(path, overrides)
+    console = Console(highlight=False, soft_wrap=True)
+    for warning in checked.warnings:
+        console.print(Text(f"warning: {warning}", style="yellow"))
+    config, directory = make_run_directory(checked.config, now=datetime.now(UTC).astimezone())
+    with RunLock(directory):
+        write_config(config, directory)
+        console.print(Text(f"run directory {directory.path}"))
+        live = console.is_terminal and not plain
+        display = LiveDisplay(console) if live else PlainDisplay(sys.stdout)
+        ending, summary = asyncio.run(_session(config, directory, display))
+    console.print(summary.table())
+    for line in ending.reasons:
+        console.print(Text(f"error: {line}", style="bold red"))
+    for line in ending.log_lines:
+        console.print(Text(f"  | {line}", style="dim"))
+    broken = summary.audit is not None and not summary.audit.ok
+    return BROKEN if ending.exit_code == DONE and broken else ending.exit_code
+
+
+async def _session(
+    config: Config, directory: RunDirectory, display: Display
+) -> tuple[Ending, Summary]:
+    session = Session(
+        config, parts(config, directory), stop_order(config), display, now=time.monotonic
+    )
+    ending, audit = await session.run()
+    session.view.steps.read(directory.metrics_file)
+    audit = audit or _audit_journal(config, directory)
+    return ending, Summary(session.view, audit, directory, config.trainer.tensorboard)
+
+
+def _audit_journal(config: Config, directory: RunDirectory) -> replay_pb2.AuditResponse | None:
+    """Do without the replay buffer, as when it was what died."""
+    from headrace.replay.offline import open_ledger
+
+    if not directory.journal.exists():
+        return None
+    try:
+        return open_ledger(directory.journal, config).audit()
+    except HeadraceError:  # a journal that cannot be read; the summary says that nobody could
+        return None

@@ -1,0 +1,68 @@
+"""`headrace`: all commands. Stays light: each command imports what it needs itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from headrace.cli import configuration, look, serve
+from headrace.cli.logtail import ERROR_PREFIX
+from headrace.cli.parent import die_with_parent
+from headrace.cli.run import run
+
+USAGE = 2
+"""Exit code of a user's mistake."""
+
+
+class Commands(TyperGroup):
+    """Says a user's mistake in a line, without a traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command that was asked for."""
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            # Not imported above, as that would load gRPC for `headrace --help`. Whatever is no
+            # error of ours goes on as it came.
+            from headrace.errors import HeadraceError
+
+            if not isinstance(error, HeadraceError):
+                raise
+            for line in str(error).splitlines():
+                typer.echo(f"{ERROR_PREFIX}{line}", err=True)
+            raise typer.Exit(USAGE) from None
+
+
+app = typer.Typer(
+    cls=Commands,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    help="Asynchronous RL post-training that can say, at any moment, where every prompt is.",
+    epilog=(
+        "Try: `headrace run examples/sort_digits.yaml`, and while it runs, in another "
+        "terminal: `headrace status` and `headrace where e0r42`"
+    ),
+)
+RUN, LOOK, PARTS = "Run", "Look at a run", "One process at a time"
+
+app.command(rich_help_panel=RUN)(run)
+app.add_typer(configuration.app, name="config", rich_help_panel=RUN)
+for question in (look.status, look.where, look.prompts, look.audit):
+    app.command(rich_help_panel=LOOK)(question)
+app.add_typer(serve.app, name="serve", rich_help_panel=PARTS)
+app.command(rich_help_panel=PARTS)(serve.worker)
+app.command(rich_help_panel=PARTS)(serve.train)
+
+
+def main() -> None:
+    """Run the command line of this process."""
+    die_with_parent()
+    app(prog_name="headrace")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""Finds what is wrong with a run before anything of it is started."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from headrace.config.config import Config
+from headrace.config.load import load_config
+from headrace.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A configuration that can be run, as far as this process can tell."""
+
+    config: Config
+    """The configuration."""
+    row_count: int
+    """Rows of the data set."""
+    warnings: tuple[str, ...]
+    """What is allowed and probably not meant."""
+
+
+def preflight(path: Path, overrides: Sequence[str]) -> Checked:
+    """Load the configuration, open the data set, load the tokenizer, find the reward.
+
+    Raises:
+        UsageError: something of it is wrong or not installed.
+
+    """
+    # An installed script does not look for the user's modules in the current folder by itself.
+    if str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))
+    config = load_config(path, overrides)
+
+    # Imported here: a wrong configuration is told without waiting for them.
+    from headrace.feeder.sources.load import open_source
+    from headrace.tokenizer.load import load_tokenizer
+
+    row_count = len(open_source(config.data))
+    load_tokenizer(config.model)
+    _find_reward(config)
+    return Checked(config, row_count, tuple(config.warnings()))
+
+
+def _find_reward(config: Config) -> None:
+    from headrace.rollout.rewards.functions import RewardSpec, RewardUnusableError, make_scorer
+
+    reward = config.reward
+    try:
+        make_scorer(RewardSpec(reward.kind, reward.function, reward.options))
+    except RewardUnusableError as error:
+        raise UsageError(str(error)) from error

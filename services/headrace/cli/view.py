@@ -1,0 +1,119 @@
+"""What is known of a running run, from the outside. Filled by the watcher, shown by displays."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from headrace.cli.steps import Steps
+from headrace.v1 import replay_pb2, rollout_pb2, status_pb2, trainer_pb2
+
+RATE_WINDOW_S: Final = 15.0
+"""The span of time over which tokens per second are counted."""
+SILENT_AFTER_S: Final = 5.0
+"""A process that has not answered for this long is shown as a wait."""
+KEPT_WARNINGS: Final = 3
+"""Log warnings that are shown."""
+
+
+class TokenCount:
+    """Tokens that the workers have sampled, over all their lives. Times in seconds."""
+
+    def __init__(self) -> None:
+        self.generated = 0
+        self.wasted = 0
+        """Of those: in sessions that were lost, cancelled or failed."""
+        self._last: dict[str, tuple[int, int]] = {}
+        self._recent: deque[tuple[float, int]] = deque()
+
+    def add(self, worker: str, generated: int, wasted: int, now: float) -> None:
+        """Take a worker's counters; they begin at 0 again when it is started again."""
+        before = self._last.get(worker, (0, 0))
+        if generated < before[0] or wasted < before[1]:
+            before = (0, 0)
+        self.generated += generated - before[0]
+        self.wasted += wasted - before[1]
+        self._last[worker] = (generated, wasted)
+        self._recent.append((now, self.generated))
+        while now - self._recent[0][0] > RATE_WINDOW_S:
+            self._recent.popleft()
+
+    def per_second(self) -> float | None:
+        """Give the current speed."""
+        if len(self._recent) < 2 or self._recent[-1][0] <= self._recent[0][0]:
+            return None
+        (begun, before), (ended, after) = self._recent[0], self._recent[-1]
+        return (after - before) / (ended - begun)
+
+
+@dataclass
+class View:
+    """The latest that each process has said."""
+
+    name: str
+    """The run's name."""
+    begun: float
+    """When the run began."""
+    now: float
+    """When the view was brought up to date; seconds of the same clock."""
+    replay: replay_pb2.GetReplayStatusResponse | None = None
+    """The ledger."""
+    trainer: trainer_pb2.GetTrainerStatusResponse | None = None
+    """The trainer."""
+    workers: dict[str, rollout_pb2.GetWorkerStatusResponse] = field(default_factory=dict)
+    """The workers, by name."""
+    processes: dict[str, status_pb2.ProcessStatus] = field(default_factory=dict)
+    """What each process says about itself, by name."""
+    heard: dict[str, float] = field(default_factory=dict)
+    """When each process that has announced itself last answered."""
+    steps: Steps = field(default_factory=Steps)
+    """The trainer's steps."""
+    tokens: TokenCount = field(default_factory=TokenCount)
+    """What the workers have sampled."""
+    restarts: Mapping[str, int] = field(default_factory=dict)
+    """Restarts by process."""
+    warnings: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT_WARNINGS))
+    """The last warnings of the logs."""
+    kept: frozenset[str] = frozenset()
+    """Processes that should be alive."""
+    stopping: bool = False
+    """Whether the run is being ended."""
+    stall_after_s: float = 300.0
+    """How long a process may be silent."""
+
+    def waits(self) -> list[tuple[str, status_pb2.Wait]]:
+        """Give all waits as (process, wait), the longest first; silence is one, too."""
+        found = [(name, w) for name, process in self.processes.items() for w in process.waits]
+        found += [
+            (name, self._silence(name))
+            for name, heard in self.heard.items()
+            if name in self.kept and self.now - heard > min(SILENT_AFTER_S, self.stall_after_s)
+        ]
+        return sorted(found, key=lambda pair: -pair[1].elapsed_s)
+
+    def stalls(self) -> list[tuple[str, status_pb2.Wait]]:
+        """Give the waits that have lasted too long."""
+        return [(name, wait) for name, wait in self.waits() if wait.stalled]
+
+    @property
+    def starting(self) -> list[str]:
+        """Processes that have not announced themselves yet."""
+        return sorted(name for name in self.kept if name not in self.heard)
+
+    @property
+    def total_steps(self) -> int:
+        """Steps in the run; 0 while not known."""
+        return self.replay.total_steps if self.replay is not None else 0
+
+    def _silence(self, name: str) -> status_pb2.Wait:
+        silent_s = self.now - self.heard[name]
+        return status_pb2.Wait(
+            name="an answer to the launcher",
+            owner=name,
+            ends_when=f"{name} answers GetStatus",
+            elapsed_s=silent_s,
+            stall_after_s=self.stall_after_s,
+            stalled=silent_s > self.stall_after_s,
+        )
