@@ -16,11 +16,13 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
 from headrace.errors import UsageError
 from headrace.rpc import announce
 from headrace.rpc.process import Process
+from headrace.rpc.server import create_server
 
 SERVICE = "headrace.v1.TrajectoryStoreService"
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -154,6 +156,13 @@ async def test_an_occupied_port_is_named_and_nothing_is_announced(
 
     assert announce.read(path) is None
     assert capfd.readouterr().err == ""
+
+
+async def test_two_servers_that_start_at_once_do_not_share_a_port(make: Make, slow: Slow) -> None:
+    # Both have found the port free; gRPC by default lets both of them bind it.
+    address = await make().start(slow.add_to)
+    with pytest.raises(RuntimeError):
+        create_server(CollectorRegistry()).add_insecure_port(address)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org", ""])

@@ -35,3 +35,14 @@ def test_a_file_that_announces_nothing_is_named(tmp_path: Path, text: str) -> No
     path.write_text(text)
     with pytest.raises(UsageError, match=r"replay\.json"):
         announce.read(path)
+
+
+def test_a_file_that_cannot_be_written_or_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "endpoints").write_text("a file where a folder should be")
+    path = tmp_path / "endpoints" / "replay.json"
+    with pytest.raises(
+        UsageError, match=r"replay\.json: Not a directory|replay\.json: File exists"
+    ):
+        announce.write(path, "127.0.0.1:1")
+    with pytest.raises(UsageError, match=r"replay\.json: Not a directory"):
+        announce.read(path)

@@ -37,6 +37,12 @@ def test_a_wait_is_seen_while_it_lasts_and_only_then(clock: FakeClock, waits: Wa
     assert waits.snapshot() == []
 
 
+def test_a_wait_may_say_something_new_of_what_would_end_it(waits: Waits) -> None:
+    with waits.waiting("a batch", owner="replay", ends_when="4 groups finish") as wait:
+        wait.ends_when = "1 group finishes"
+        assert [seen.ends_when for seen in waits.snapshot()] == ["1 group finishes"]
+
+
 def test_the_longest_wait_comes_first(clock: FakeClock, waits: Waits) -> None:
     with waits.waiting("first", owner="a"):
         clock.time += 1

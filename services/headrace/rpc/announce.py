@@ -25,18 +25,26 @@ class Announcement:
 
 
 def write(path: Path, address: str) -> None:
-    """Announce that this process listens on `address`."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Announce that this process listens on `address`.
+
+    Raises:
+        UsageError: The file cannot be written.
+
+    """
     temporary = path.with_name(f"{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(asdict(Announcement(address, os.getpid()))))
-    temporary.replace(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(json.dumps(asdict(Announcement(address, os.getpid()))))
+        temporary.replace(path)
+    except OSError as error:
+        raise UsageError(f"cannot announce an address in {path}: {error.strerror}") from error
 
 
 def read(path: Path) -> Announcement | None:
     """Return what was announced last; None if nothing was.
 
     Raises:
-        UsageError: The file is no announcement.
+        UsageError: The file cannot be read, or is no announcement.
 
     """
     try:
@@ -44,6 +52,8 @@ def read(path: Path) -> Announcement | None:
         return Announcement(address=str(fields["address"]), pid=int(fields["pid"]))
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise UsageError(f"cannot read an address from {path}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError(
             f"{path} does not announce a process's address; remove it and start the process again"

@@ -31,6 +31,7 @@ class Waiting:
     next_report: float
 
     def message(self, now: float) -> status_pb2.Wait:
+        """Return the wait as it is at the time `now`."""
         elapsed_s = now - self.begun
         return status_pb2.Wait(
             name=self.name,
