@@ -71,7 +71,8 @@ class Pretrained:
         except Exception as error:  # a template is foreign code and raises what it likes
             roles = [message["role"] for message in messages]
             raise UsageError(
-                f"{self._directory}: the chat template refuses messages of the roles {roles}: {error}"
+                f"{self._directory}: the chat template refuses messages of the roles {roles}: "
+                f"{' '.join(str(error).split())}"
             ) from error
 
     def save(self, directory: Path) -> None:
