@@ -60,7 +60,7 @@ def test_mixed_temperatures_are_refused() -> None:
         (lambda t: t.response_token_ids.clear(), "0 response tokens"),
         (lambda t: t.prompt_token_ids.clear(), "0 prompt"),
         (lambda t: setattr(t, "reward", float("nan")), "reward nan"),
-        (lambda t: t.logprobs.__setitem__(0, float("-inf")), "no number"),
+        (lambda t: t.logprobs.__setitem__(0, float("-inf")), "no finite number"),
         (lambda t: setattr(t, "temperature", 0.0), "temperature 0"),
         (lambda t: setattr(t, "schema_version", 2), "schema version 2"),
     ],

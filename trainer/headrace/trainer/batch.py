@@ -5,8 +5,10 @@ Knows the shape of trajectories; knows nothing of models, losses or where trajec
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -136,10 +138,10 @@ def _check(trajectory: Trajectory) -> None:
             f"{count} response tokens, {len(trajectory.logprobs)} log-probabilities, "
             f"{len(trajectory.loss_mask)} places in the loss mask"
         )
-    elif not np.isfinite(trajectory.reward):
+    elif not math.isfinite(trajectory.reward):
         problem = f"reward {trajectory.reward}"
-    elif not np.isfinite(trajectory.logprobs).all():
-        problem = "a log-probability that is no number"
+    elif not math.isfinite(sum(trajectory.logprobs)):
+        problem = "a log-probability that is no finite number"
     elif trajectory.temperature <= 0:
         problem = f"temperature {trajectory.temperature}"
     if problem:
@@ -151,4 +153,6 @@ def _lengths(values: Sequence[Any]) -> npt.NDArray[np.int64]:
 
 
 def _flat(values: Sequence[Any], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    return np.concatenate([np.array(value, dtype=dtype) for value in values])
+    # One pass over all: an array per trajectory costs more than its few numbers.
+    count = sum(len(value) for value in values)
+    return np.fromiter(chain.from_iterable(values), dtype=dtype, count=count)

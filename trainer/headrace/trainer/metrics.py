@@ -60,7 +60,7 @@ class StepMetrics:
         advantages = np.concatenate(self._advantages)
         prompts = np.array([len(t.prompt_token_ids) for t in trajectories])
         responses = np.array([len(t.response_token_ids) for t in trajectories])
-        trained = np.array([np.count_nonzero(t.loss_mask) for t in trajectories])
+        trained = np.array([sum(t.loss_mask) for t in trajectories])
         cut_off = np.array([t.finish_reason == FINISH_REASON_LENGTH for t in trajectories])
         tokens = int(prompts.sum() + responses.sum())
         return {
