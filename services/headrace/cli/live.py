@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from rich.console import Console, Group, RenderableType
@@ -13,7 +14,7 @@ from rich.text import Text
 
 from headrace.cli.display import progress_in_words
 from headrace.cli.steps import REWARD, STALENESS, sparkline
-from headrace.cli.tables import facts, wait_text
+from headrace.cli.tables import Fact, wait_text
 from headrace.cli.view import View
 from headrace.cli.words import circuit_name, duration, mean_span, window_in_words
 
@@ -50,7 +51,7 @@ class LiveDisplay:
 
 def panel(view: View) -> RenderableType:
     """Lay out the view."""
-    pairs: list[tuple[str, RenderableType]] = [("reward", _reward(view))]
+    pairs: list[Fact] = [("reward", _reward(view))]
     if view.replay is not None:
         pairs.append(("window", Text(window_in_words(view.replay))))
     pairs += [("staleness", Text(_staleness(view))), ("tokens", Text(_tokens(view)))]
@@ -66,7 +67,17 @@ def panel(view: View) -> RenderableType:
         pairs.append(("restarts", Text(restarts, style="yellow")))
     pairs += [("log", Text(warning, style="yellow")) for warning in view.warnings]
     title = Text.assemble((view.name, "bold"), f"  {duration(view.now - view.begun)}")
-    return Panel(Group(_progress(view), facts(pairs)), title=title, title_align="left")
+    return Panel(Group(_progress(view), _facts(pairs)), title=title, title_align="left")
+
+
+def _facts(pairs: Iterable[Fact]) -> RenderableType:
+    """Lay out names and values; long values wrap within their column."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in pairs:
+        table.add_row(name, value)
+    return table
 
 
 def _progress(view: View) -> RenderableType:

@@ -45,7 +45,7 @@ def run_here(path: Path, overrides: Sequence[str], *, plain: bool) -> int:
         live = console.is_terminal and not plain
         display = LiveDisplay(console) if live else PlainDisplay(sys.stdout)
         ending, summary = asyncio.run(_session(config, directory, display))
-    console.print(summary.table())
+    console.print(Text(), summary.text(), sep="\n", soft_wrap=True)
     for line in ending.reasons:
         console.print(Text(f"error: {line}", style="bold red"))
     for line in ending.log_lines:

@@ -10,7 +10,7 @@ import typer
 
 if TYPE_CHECKING:
     from google.protobuf.message import Message
-    from rich.console import RenderableType
+    from rich.text import Text
 
     from headrace.cli.find import Found
 
@@ -49,7 +49,8 @@ def status(run: RunOption = None, replay: ReplayOption = None, json: JsonOption 
     found = _find(run, replay)
     answer = found.run.status()
     processes = [answer.process, *other_processes(found.directory)]
-    _print(answer, status_table(answer, processes), as_json=json)
+    name = answer.process.run_id or (found.directory.path.name if found.directory else "")
+    _print(answer, status_table(name, answer, processes), as_json=json)
 
 
 def where(
@@ -62,7 +63,7 @@ def where(
 
     Example: `headrace where e0r42`
     """
-    from headrace.cli.tables import history_table
+    from headrace.cli.history import history_table
 
     answer = _find(run, replay).run.where(uid)
     _print(answer, history_table(answer), as_json=json)
@@ -118,7 +119,7 @@ def _find(run: Path | None, replay: str | None) -> Found:
     return found
 
 
-def _print(answer: Message, table: RenderableType, *, as_json: bool) -> None:
+def _print(answer: Message, table: Text, *, as_json: bool) -> None:
     from google.protobuf.json_format import MessageToJson
     from rich.console import Console
 
@@ -128,4 +129,4 @@ def _print(answer: Message, table: RenderableType, *, as_json: bool) -> None:
         )
         typer.echo(text)
     else:
-        Console(highlight=False, soft_wrap=True).print(table)
+        Console(highlight=False, soft_wrap=True).print(table, soft_wrap=True)

@@ -44,7 +44,7 @@ app = typer.Typer(
     help="Asynchronous RL post-training that can say, at any moment, where every prompt is.",
     epilog=(
         "Try: `headrace run examples/sort_digits.yaml`, and while it runs, in another "
-        "terminal: `headrace status` and `headrace where e0r42`"
+        "terminal: `headrace status`, `headrace prompts -n 5`, `headrace where UID`"
     ),
 )
 RUN, LOOK, PARTS = "Run", "Look at a run", "One process at a time"

@@ -17,7 +17,6 @@ def run(config: ConfigArgument, overrides: Overrides = None, plain: PlainOption 
     Ctrl-C stops it in order, a second one at once.
 
     Examples:
-
     - `headrace run examples/sort_digits.yaml`
 
     - `headrace run examples/sort_digits.yaml rollout.workers=2 trainer.optim.lr=5e-4`

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from rich.console import RenderableType
 from rich.text import Text
 
 from headrace.cli.steps import REWARD, STALENESS, STALENESS_MAX, TOKENS, mean
-from headrace.cli.tables import facts, in_pairs
+from headrace.cli.tables import Fact, facts, in_pairs
 from headrace.cli.view import View
 from headrace.cli.words import counts_in_words, duration
 from headrace.config.rundir import RunDirectory
@@ -34,26 +33,26 @@ class Summary:
     tensorboard: bool
     """Whether there are TensorBoard logs."""
 
-    def table(self) -> RenderableType:
+    def text(self) -> Text:
         """Lay it out."""
         view = self.view
         steps = f"{view.steps.last} of {view.total_steps or '?'}"
-        pairs: list[tuple[str, RenderableType]] = [
+        pairs: list[Fact] = [
             ("steps", f"{steps} in {duration(view.now - view.begun)}"),
-            ("reward", Text(self._reward())),
-            ("prompts", Text(self._prompts())),
+            ("reward", self._reward()),
+            ("prompts", self._prompts()),
             ("balance", self._balance()),
-            ("tokens", Text(self._tokens())),
-            ("staleness", Text(self._staleness())),
+            ("tokens", self._tokens()),
+            ("staleness", self._staleness()),
         ]
         if view.replay is not None and view.replay.regenerated:
-            pairs.append(("regenerated", Text(in_pairs(view.replay.regenerated))))
-        pairs += [("waited", Text(line)) for line in self._waits()]
-        pairs.append(("restarts", Text(in_pairs(view.restarts) or "none")))
-        pairs.append(("run directory", Text(str(self.directory.path))))
+            pairs.append(("regenerated", in_pairs(view.replay.regenerated)))
+        pairs += [("waited", line) for line in self._waits()]
+        pairs.append(("restarts", in_pairs(view.restarts) or "none"))
+        pairs.append(("run directory", str(self.directory.path)))
         if self.tensorboard:
-            pairs.append(("curves", Text(f"tensorboard --logdir {self.directory.tensorboard}")))
-        pairs.append(("questions", Text(f"headrace audit --run {self.directory.path}")))
+            pairs.append(("curves", f"tensorboard --logdir {self.directory.tensorboard}"))
+        pairs.append(("questions", f"headrace audit --run {self.directory.path}"))
         return facts(pairs)
 
     def _reward(self) -> str:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
-from datetime import datetime
+from collections.abc import Container, Iterable, Sequence
 from typing import Any
 
-from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from headrace.cli.words import (
@@ -23,25 +19,41 @@ from headrace.cli.words import (
 )
 from headrace.v1 import prompt_pb2, replay_pb2, status_pb2
 
+Fact = tuple[str, str | Text]
+"""A name and what there is to say about it."""
 
-def facts(pairs: Iterable[tuple[str, RenderableType]]) -> Table:
-    """Lay out names and values in two columns."""
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in pairs:
-        table.add_row(name, value)
-    return table
+
+def facts(pairs: Iterable[Fact]) -> Text:
+    """Write names and values in two columns. Nothing is cut: the terminal wraps lines."""
+    pairs = list(pairs)
+    width = max(len(name) for name, _ in pairs)
+    lines = [Text.assemble((name.ljust(width), "bold"), "  ", value) for name, value in pairs]
+    return Text("\n").join(lines)
+
+
+def columns(header: Sequence[str], rows: Iterable[Sequence[str]], *, right: Container[str]) -> Text:
+    """Write rows in columns, those named by `right` flush right. Nothing is cut."""
+    rows = list(rows)
+    widths = [max(map(len, cells)) for cells in zip(header, *rows, strict=True)]
+    flush = ["rjust" if name in right else "ljust" for name in header]
+
+    def line(cells: Sequence[str]) -> str:
+        padded = (getattr(c, f)(w) for c, f, w in zip(cells, flush, widths, strict=True))
+        return "  ".join(padded).rstrip()
+
+    return Text("\n").join([Text(line(header), style="bold"), *(Text(line(row)) for row in rows)])
 
 
 def status_table(
-    status: replay_pb2.GetReplayStatusResponse, processes: Iterable[status_pb2.ProcessStatus]
-) -> RenderableType:
-    """Show where a run is. `processes` are the others that answered."""
+    name: str,
+    status: replay_pb2.GetReplayStatusResponse,
+    processes: Iterable[status_pb2.ProcessStatus],
+) -> Text:
+    """Show where the run of this name is. `processes` are those that answered."""
     latest = status.latest_weights.id
     weights = f"version {latest.version}, lineage {latest.lineage}"
-    pairs: list[tuple[str, RenderableType]] = [
-        ("run", status.process.run_id),
+    pairs: list[Fact] = [
+        ("run", name),
         ("step", f"{status.committed_step} of {status.total_steps or '?'}" + _over(status)),
         ("prompts", counts_in_words(status.counts)),
         ("window", f"{window_in_words(status)} (demand {status.demand})"),
@@ -71,61 +83,28 @@ def wait_text(process: str, wait: status_pb2.Wait) -> Text:
     return Text(f"STALLED {text}", style="bold red") if wait.stalled else Text(text)
 
 
-def history_table(found: replay_pb2.LocatePromptResponse) -> RenderableType:
-    """Show a prompt's place and its history."""
-    group = found.group
-    state = state_name(group.state)
-    if group.drop_reason:
-        state += f" ({reason_name(group.drop_reason)})"
-    pairs: list[tuple[str, RenderableType]] = [
-        ("uid", f"{group.uid}, ordinal {group.ordinal}"),
-        ("state", state),
-        (
-            "attempt",
-            f"{group.attempt} (failures {group.failure_count}, expiries {group.expiry_count})",
-        ),
-    ]
-    if group.worker_id:
-        pairs.append(("worker", group.worker_id))
-    if group.step:
-        pairs.append(("step", str(group.step)))
-    if group.sessions:
-        rewards = ", ".join(f"{session.reward:g}" for session in group.sessions)
-        pairs.append(("sessions", f"{len(group.sessions)} in the store; rewards {rewards}"))
-    if group.last_error:
-        pairs.append(("last error", Text(group.last_error, style="red")))
-    table = Table(box=None, padding=(0, 2), header_style="bold")
-    for column in ("position", "time", "event", "detail"):
-        table.add_column(column, justify="right" if column == "position" else "left")
-    for event in found.history:
-        time = datetime.fromtimestamp(event.unix_time_s).astimezone()
-        detail = _detail(event.detail_json, group.uid)
-        table.add_row(str(event.position), f"{time:%H:%M:%S.%f}"[:-3], event.name, Text(detail))
-    return Group(facts(pairs), "", table)
-
-
-def prompts_table(groups: Iterable[prompt_pb2.PromptGroup]) -> RenderableType:
+def prompts_table(groups: Iterable[prompt_pb2.PromptGroup]) -> Text:
     """Show prompts, one a line."""
-    table = Table(box=None, padding=(0, 2), header_style="bold")
-    for column in ("ordinal", "uid", "state", "reason", "attempt", "sessions", "reward", "step"):
-        left = column in {"uid", "state", "reason"}
-        table.add_column(column, justify="left" if left else "right")
+    header = ("ordinal", "uid", "state", "reason", "attempt", "sessions", "reward", "step")
+    rows = []
     for group in groups:
         rewards = [session.reward for session in group.sessions]
-        table.add_row(
-            str(group.ordinal),
-            group.uid,
-            state_name(group.state),
-            reason_name(group.drop_reason),
-            str(group.attempt),
-            str(len(rewards)),
-            f"{sum(rewards) / len(rewards):.3f}" if rewards else "",
-            str(group.step or ""),
+        rows.append(
+            (
+                str(group.ordinal),
+                group.uid,
+                state_name(group.state),
+                reason_name(group.drop_reason),
+                str(group.attempt),
+                str(len(rewards)),
+                f"{sum(rewards) / len(rewards):.3f}" if rewards else "",
+                str(group.step or ""),
+            )
         )
-    return table
+    return columns(header, rows, right=set(header) - {"uid", "state", "reason"})
 
 
-def audit_table(audit: replay_pb2.AuditResponse) -> RenderableType:
+def audit_table(audit: replay_pb2.AuditResponse) -> Text:
     """Show what an audit found."""
     verdict = Text("everything holds", style="green")
     if not audit.ok:
@@ -157,24 +136,3 @@ def _worker(worker: replay_pb2.WorkerSummary) -> Text:
     if worker.failure_streak:
         return Text(f"{text}, {worker.failure_streak} failures in a row", style="red")
     return Text(text)
-
-
-def _detail(detail_json: str, uid: str) -> str:
-    """Show of an event what concerns this prompt, in one line."""
-    try:
-        detail = json.loads(detail_json) if detail_json else {}
-    except ValueError:
-        return detail_json
-    return ", ".join(f"{key} {_value(value, uid)}" for key, value in detail.items())
-
-
-def _value(value: Any, uid: str) -> str:
-    if isinstance(value, list):
-        own = [item for item in value if uid in json.dumps(item)]
-        shown = own or value
-        text = "; ".join(_value(item, uid) for item in shown[:3])
-        return text + (f" (of {len(value)})" if len(value) > len(shown[:3]) else "")
-    if isinstance(value, dict):
-        inner = (f"{k} {_value(v, uid)}" for k, v in value.items() if v != uid)
-        return " ".join(inner)
-    return str(value)

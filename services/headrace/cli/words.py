@@ -65,11 +65,11 @@ def dropped_in_words(counts: prompt_pb2.StateCounts) -> str:
 
 
 def window_in_words(status: replay_pb2.GetReplayStatusResponse) -> str:
-    """`pending 3 · running 20 · finished 9, of 32 wanted`."""
+    """`pending 3 · running 20 · finished 9 of 32 wanted; sampled 32`."""
     counts = status.counts
     shown = [f"{state} {getattr(counts, state)}" for state in ("pending", "running", "finished")]
-    shown += [f"{s} {getattr(counts, s)}" for s in ("failed", "sampled") if getattr(counts, s)]
-    return f"{' · '.join(shown)}, of {status.target} wanted"
+    beside = [f"; {s} {getattr(counts, s)}" for s in ("failed", "sampled") if getattr(counts, s)]
+    return f"{' · '.join(shown)} of {status.target} wanted{''.join(beside)}"
 
 
 def wait_in_words(process: str, wait: status_pb2.Wait) -> str:
