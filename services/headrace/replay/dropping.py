@@ -86,6 +86,8 @@ def drop_filtered(ledger: Ledger, settings: LedgerSettings, finished: Sequence[G
         if len(group.sessions) > 1 and len({r.reward for r in group.sessions.values()}) == 1
     ]
     drop(ledger, prompt_pb2.DROP_REASON_FILTERED, flat, step=ledger.current_step)
+    if not flat:
+        return
     if ledger.filtered_in_step >= settings.max_filtered_groups and not ledger.circuit.is_open:
         ledger.emit(
             journal.CircuitOpened(

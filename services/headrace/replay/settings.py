@@ -36,7 +36,7 @@ class LedgerSettings:
     max_expiries: int = 100
     eject_after: int = 3
     filter_groups: bool = False
-    max_filtered_groups: int = 0
+    max_filtered_groups: int = 1
     """Groups filtered within a step at which the circuit opens."""
     max_trajectory_bytes: int = 1
     """Room that a lease reserves per session."""

@@ -1,0 +1,339 @@
+"""The replay buffer over real gRPC: races, durability, fences, and calls made twice."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from ledger_world import settings
+from replay_server import Replay, replay_server
+
+from headrace.errors import WeightsUnknownError, WriterFencedError
+from headrace.replay.journal.file import FileJournal
+from headrace.rpc.status import error_from
+from headrace.v1 import journal_pb2, prompt_pb2
+from headrace.v1 import replay_pb2 as pb
+
+
+class HeldJournal(FileJournal):
+    """A journal that can hold back its acknowledgement: the bytes are written, nobody is told."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory, fsync=False)
+        self.open = threading.Event()
+        self.open.set()
+
+    def append(self, records: Sequence[journal_pb2.JournalRecord]) -> None:
+        super().append(records)
+        self.open.wait()
+
+
+async def test_two_requests_racing_for_prompts_never_both_get_one(tmp_path: Path) -> None:
+    async with replay_server(tmp_path, settings(window_size=50)) as replay:
+        await replay.begin()
+        await replay.feed()
+        answers = await asyncio.gather(*(replay.lease(3, worker=f"w{i}") for i in range(40)))
+        uids = [lease.uid for leases in answers for lease in leases]
+        assert len(uids) == len(set(uids)) == 50
+
+
+async def test_no_reply_leaves_before_its_event_is_durable(tmp_path: Path) -> None:
+    journal = HeldJournal(tmp_path)
+    async with replay_server(tmp_path, settings(), journal=journal) as replay:
+        incarnation = await replay.begin()
+        await replay.feed()
+        leases = await replay.lease()
+        journal.open.clear()
+        completing = asyncio.ensure_future(replay.stub.CompleteSessions(replay.completion(leases)))
+        await _until(lambda: not replay.buffer.ledger.groups.running)
+        # Memory has changed; nobody may know: neither the worker, nor a reader, nor the trainer.
+        reading = asyncio.ensure_future(replay.stub.Audit(pb.AuditRequest()))
+        sampling = asyncio.ensure_future(
+            replay.stub.SampleBatch(
+                pb.SampleBatchRequest(incarnation=incarnation, step=1, part_count=1)
+            )
+        )
+        done, _ = await asyncio.wait({completing, reading, sampling}, timeout=0.3)
+        assert not done
+        journal.open.set()
+        assert set((await completing).statuses) == {pb.LEASE_STATUS_DONE}
+        assert (await reading).ok
+        assert len((await sampling).groups) == 4
+
+
+async def test_a_caller_that_gives_up_does_not_hurt_the_others(tmp_path: Path) -> None:
+    journal = HeldJournal(tmp_path)
+    async with replay_server(tmp_path, settings(), journal=journal) as replay:
+        await replay.begin()
+        await replay.feed()
+        journal.open.clear()
+        impatient = asyncio.ensure_future(replay.lease(2, worker="a"))
+        await _until(lambda: len(replay.buffer.ledger.groups.running) == 2)
+        impatient.cancel()
+        patient = asyncio.ensure_future(replay.lease(2, worker="b"))
+        await _until(lambda: len(replay.buffer.ledger.groups.running) == 4)
+        journal.open.set()
+        assert len(await patient) == 2
+        assert (await replay.stub.Audit(pb.AuditRequest())).ok
+
+
+async def test_a_disk_that_refuses_stops_the_service_before_anybody_is_answered(
+    tmp_path: Path,
+) -> None:
+    journal = HeldJournal(tmp_path)
+    async with replay_server(tmp_path, settings(), journal=journal) as replay:
+        await replay.begin()
+
+        def refuse(_: Sequence[journal_pb2.JournalRecord]) -> None:
+            raise OSError(28, "No space left on device")
+
+        journal.append = refuse  # type: ignore[method-assign]  # the disk is full from now on
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await replay.feed()
+        assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert replay.buffer.committer.failure is not None
+
+
+async def test_the_older_of_two_replay_buffers_is_fenced(tmp_path: Path) -> None:
+    async with replay_server(tmp_path, settings()) as older:
+        await older.begin()
+        async with replay_server(tmp_path, settings()) as newer:
+            with pytest.raises(grpc.aio.AioRpcError) as failed:
+                await older.feed()
+            assert isinstance(error_from(failed.value), WriterFencedError)
+            assert await newer.feed() == 12
+            assert (await newer.stub.Audit(pb.AuditRequest())).ok
+
+
+async def test_a_restart_goes_on_from_the_journal_and_leases_get_a_full_period(
+    tmp_path: Path,
+) -> None:
+    now = 0.0
+    async with replay_server(tmp_path, settings(), clock=lambda: now) as replay:
+        await replay.begin()
+        await replay.feed()
+        leases = await replay.lease()
+        before = await replay.stub.GetReplayStatus(pb.GetReplayStatusRequest())
+    async with replay_server(tmp_path, settings(), clock=lambda: now, lease_s=60) as replay:
+        after = await replay.stub.GetReplayStatus(pb.GetReplayStatusRequest())
+        assert after.counts == before.counts
+        assert after.lineage == before.lineage
+        assert replay.buffer.expire_leases() == []
+        now += 59
+        assert replay.buffer.expire_leases() == []
+        statuses = (await replay.stub.CompleteSessions(replay.completion(leases[:4]))).statuses
+        assert set(statuses) == {pb.LEASE_STATUS_DONE}
+        now += 2
+        assert len(replay.buffer.expire_leases()) == 8
+
+
+async def test_a_renewed_lease_does_not_run_out(tmp_path: Path) -> None:
+    now = 0.0
+    async with replay_server(tmp_path, settings(), clock=lambda: now, lease_s=10) as replay:
+        await replay.begin()
+        await replay.feed()
+        [kept, lost] = await replay.lease(2)
+        for _ in range(5):
+            now += 6
+            refs = [pb.LeaseRef(uid=kept.uid, attempt=kept.attempt)]
+            await replay.stub.RenewLeases(pb.RenewLeasesRequest(worker_id="w", leases=refs))
+            replay.buffer.expire_leases()
+        assert [group.uid for group in replay.buffer.ledger.groups.running] == [kept.uid]
+        refs = [pb.LeaseRef(uid=lost.uid, attempt=lost.attempt)]
+        answer = await replay.stub.RenewLeases(pb.RenewLeasesRequest(worker_id="w", leases=refs))
+        assert list(answer.statuses) == [pb.LEASE_STATUS_LOST]
+
+
+async def test_long_polls_are_answered_by_the_event_they_wait_for(tmp_path: Path) -> None:
+    async with replay_server(tmp_path, settings(window_size=4)) as replay:
+        incarnation = await replay.begin()
+        sampling = asyncio.ensure_future(
+            replay.stub.SampleBatch(
+                pb.SampleBatchRequest(incarnation=incarnation, step=1, part_count=1, wait_s=20)
+            )
+        )
+        leasing = asyncio.ensure_future(replay.lease(8, wait_s=20))
+        await replay.feed(wait_s=5)
+        leases = await leasing
+        assert leases
+        await replay.feed()
+        leases += await replay.lease(8)
+        await replay.stub.CompleteSessions(replay.completion(leases))
+        assert (await sampling).status == pb.SAMPLE_STATUS_READY
+
+
+async def test_a_long_poll_without_an_event_says_what_is_missing(tmp_path: Path) -> None:
+    async with replay_server(tmp_path, settings()) as replay:
+        incarnation = await replay.begin()
+        answer = await replay.stub.SampleBatch(
+            pb.SampleBatchRequest(incarnation=incarnation, step=1, part_count=1, wait_s=0.05)
+        )
+        assert answer.status == pb.SAMPLE_STATUS_WAITING
+        assert "4 more finished groups" in answer.blocked_by
+
+
+async def test_foreign_weights_are_refused_by_name(tmp_path: Path) -> None:
+    async with replay_server(tmp_path, settings()) as replay:
+        await replay.begin()
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await replay.lease(version=6)
+        error = error_from(failed.value)
+        assert isinstance(error, WeightsUnknownError)
+        assert error.metadata["latest_version"] == "0"
+
+
+async def test_where_tells_a_prompts_whole_history(tmp_path: Path) -> None:
+    async with replay_server(tmp_path, settings()) as replay:
+        incarnation = await replay.begin()
+        await replay.feed()
+        await replay.stub.CompleteSessions(replay.completion(await replay.lease()))
+        await replay.stub.SampleBatch(
+            pb.SampleBatchRequest(incarnation=incarnation, step=1, part_count=1)
+        )
+        await replay.stub.CommitStep(pb.CommitStepRequest(incarnation=incarnation, step=1))
+        answer = await replay.stub.LocatePrompt(pb.LocatePromptRequest(uid="e0r0"))
+        assert answer.group.state == prompt_pb2.PROMPT_STATE_TRAINED
+        assert [event.name for event in answer.history] == [
+            "prompts_registered",
+            "prompts_leased",
+            "sessions_completed",
+            "batch_sampled",
+            "step_committed",
+        ]
+        assert all("e0r1" not in event.detail_json for event in answer.history)
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await replay.stub.LocatePrompt(pb.LocatePromptRequest(uid="e5r5"))
+        assert failed.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+async def test_prompts_are_listed_by_state_a_page_at_a_time(tmp_path: Path) -> None:
+    async with replay_server(tmp_path, settings()) as replay:
+        await replay.begin()
+        await replay.feed()
+        await replay.lease(5)
+        uids: list[str] = []
+        token = ""
+        while True:
+            page = await replay.stub.ListPrompts(
+                pb.ListPromptsRequest(
+                    state=prompt_pb2.PROMPT_STATE_PENDING, page_size=3, page_token=token
+                )
+            )
+            uids += [group.uid for group in page.groups]
+            token = page.next_page_token
+            if not token:
+                break
+        assert uids == [f"e0r{i}" for i in range(5, 12)]
+
+
+async def test_events_are_watched_from_any_position_without_gaps(tmp_path: Path) -> None:
+    async with replay_server(tmp_path, settings()) as replay:
+        await replay.begin()
+        stream = replay.stub.WatchEvents(pb.WatchEventsRequest(after_position=2))
+        seen: list[int] = []
+        async for message in stream:
+            seen += [event.position for event in message.events]
+            if len(seen) == 3:
+                await replay.feed()
+            if len(seen) >= 4:
+                break
+        stream.cancel()
+        assert seen == [3, 4, 5, 6]
+
+
+MUTATING: dict[str, Callable[[Replay, int], Any]] = {
+    "OpenFeed": lambda r, i: r.stub.OpenFeed(pb.OpenFeedRequest(row_count=1000, fingerprint="f")),
+    "RegisterPrompts": lambda r, i: r.stub.RegisterPrompts(
+        pb.RegisterPromptsRequest(
+            first_ordinal=12, prompts=[pb.NewPrompt(uid=f"e0r{12 + k}") for k in range(4)]
+        )
+    ),
+    "CompleteSessions": lambda r, i: r.stub.CompleteSessions(
+        r.completion([prompt_pb2.Lease(uid="e0r10", attempt=1, missing_sessions=[0, 1])])
+    ),
+    "EndLeases": lambda r, i: r.stub.EndLeases(
+        pb.EndLeasesRequest(
+            worker_id="w",
+            leases=[
+                pb.EndedLease(
+                    lease=pb.LeaseRef(uid="e0r11", attempt=1), end=pb.LEASE_END_FAILED, error="x"
+                )
+            ],
+        )
+    ),
+    "RenewLeases": lambda r, i: r.stub.RenewLeases(
+        pb.RenewLeasesRequest(worker_id="w", leases=[pb.LeaseRef(uid="e0r10", attempt=1)])
+    ),
+    "RegisterTrainer": lambda r, i: r.stub.RegisterTrainer(
+        pb.RegisterTrainerRequest(trainer_id="t1")
+    ),
+    "PublishWeights": lambda r, i: r.publish(i, 0),
+    "SampleBatch": lambda r, i: r.stub.SampleBatch(
+        pb.SampleBatchRequest(incarnation=i, step=1, part_count=1)
+    ),
+    "ReturnGroups": lambda r, i: r.stub.ReturnGroups(
+        pb.ReturnGroupsRequest(incarnation=i, step=1, part=0, uids=["e0r0"], error="x")
+    ),
+    "RegisterStore": lambda r, i: r.stub.RegisterStore(
+        pb.RegisterStoreRequest(store_incarnation="s1", capacity_bytes=10**9)
+    ),
+    "DropStale": lambda r, i: r.stub.DropStale(pb.DropStaleRequest(step=50)),
+    "FeedPrompts": lambda r, i: r.stub.FeedPrompts(pb.FeedPromptsRequest(count=2, request_id="a")),
+    "Refill": lambda r, i: r.stub.Refill(pb.RefillRequest(count=2, request_id="b")),
+    "CloseCircuit": lambda r, i: r.stub.CloseCircuit(pb.CloseCircuitRequest()),
+}
+NOT_BY_ITSELF = {"LeasePrompts", "CommitStep"}
+"""Tested on their own: a lease's repeat leases more, a commit needs its step sampled."""
+READING = {
+    "AwaitDemand", "AwaitWeights", "FindDeadTrajectories", "LocatePrompt", "Audit", "ListPrompts",
+    "GetReplayStatus", "WatchEvents",
+}  # fmt: skip
+
+
+def test_every_call_is_listed_as_reading_or_mutating() -> None:
+    service = pb.DESCRIPTOR.services_by_name["ReplayBufferService"]
+    assert {method.name for method in service.methods} == MUTATING.keys() | READING | NOT_BY_ITSELF
+
+
+@pytest.mark.parametrize("name", MUTATING)
+async def test_a_mutating_call_made_twice_changes_nothing_the_second_time(
+    tmp_path: Path, name: str
+) -> None:
+    async with replay_server(tmp_path, settings(threshold=8)) as replay:
+        incarnation = await replay.begin()
+        await replay.feed()
+        leases = await replay.lease()
+        await replay.stub.CompleteSessions(replay.completion(leases[:10]))
+        opened = pb.SampleBatchRequest(incarnation=incarnation, step=1, part_count=1)
+        await replay.stub.SampleBatch(opened)
+        await MUTATING[name](replay, incarnation)
+        position = replay.buffer.ledger.position
+        counts = replay.buffer.ledger.groups.to_counts()
+        await MUTATING[name](replay, incarnation)
+        assert replay.buffer.ledger.position == position
+        assert replay.buffer.ledger.groups.to_counts() == counts
+
+
+async def test_a_commit_made_twice_trains_once(tmp_path: Path) -> None:
+    async with replay_server(tmp_path, settings()) as replay:
+        incarnation = await replay.begin()
+        await replay.feed()
+        await replay.stub.CompleteSessions(replay.completion(await replay.lease()))
+        await replay.stub.SampleBatch(
+            pb.SampleBatchRequest(incarnation=incarnation, step=1, part_count=1)
+        )
+        commit = pb.CommitStepRequest(incarnation=incarnation, step=1)
+        answers = [await replay.stub.CommitStep(commit) for _ in range(2)]
+        assert answers[0] == answers[1]
+        assert replay.buffer.ledger.groups.to_counts().trained == 4
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110 (the ledger's state has no event)
+            await asyncio.sleep(0)

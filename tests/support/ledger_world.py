@@ -1,0 +1,213 @@
+"""A feeder, a worker, a store and a trainer in one hand, around a real ledger.
+
+For tests of the rules: every method is one call of one party, without wire, disk or time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from headrace.replay import feeding, leasing, rows, sampling
+from headrace.replay.group import Group
+from headrace.replay.groups import reason_name
+from headrace.replay.ledger import Ledger
+from headrace.replay.settings import LedgerSettings
+from headrace.v1 import journal_pb2, prompt_pb2, replay_pb2
+
+LINEAGE = "l0"
+
+
+def settings(**changes: Any) -> LedgerSettings:
+    """B = 4, W = 3, n = 2, unless changed."""
+    return LedgerSettings(**{"n": 2, "batch_size": 4, "window_size": 12} | changes)
+
+
+class World:
+    """Plays all parties of a run against one ledger."""
+
+    def __init__(
+        self, rules: LedgerSettings, *, row_count: int = 1000, capacity_bytes: int = 10**9
+    ) -> None:
+        self.settings = rules
+        self.ledger = Ledger(
+            journal_pb2.RunOpened(
+                run_id="r",
+                lineage=LINEAGE,
+                n=rules.n,
+                train_batch_size=rules.batch_size,
+                basis=rules.basis,
+            )
+        )
+        feeding.open_feed(self.ledger, rules, row_count=row_count, fingerprint="f")
+        rows.register_store(self.ledger, incarnation="s1", capacity_bytes=capacity_bytes)
+        sampling.register_trainer(self.ledger, "t1")
+        self.publish(0)
+
+    # -- the feeder
+
+    @property
+    def demand(self) -> int:
+        return feeding.demand(self.ledger, self.settings)
+
+    def feed(self, count: int | None = None) -> int:
+        """Register what is demanded, or `count` prompts as far as they are accepted."""
+        count = self.demand if count is None else count
+        if not count:
+            return 0
+        start = self.ledger.cursor
+        prompts = [replay_pb2.NewPrompt(uid=self.uid(start + i)) for i in range(count)]
+        return feeding.register_prompts(
+            self.ledger, self.settings, first_ordinal=start, prompts=prompts
+        )
+
+    def uid(self, ordinal: int) -> str:
+        rows_per_epoch = self.ledger.feed.row_count
+        return f"e{ordinal // rows_per_epoch}r{ordinal % rows_per_epoch}"
+
+    # -- workers
+
+    def allowance(self, worker: str = "w", version: int | None = None) -> leasing.Allowance:
+        latest = self.ledger.latest_weights
+        assert latest
+        return leasing.allowance(
+            self.ledger,
+            self.settings,
+            worker_id=worker,
+            version=latest.id.version if version is None else version,
+            store_held_bytes=0,
+        )
+
+    def lease(
+        self, count: int = 10**6, worker: str = "w", version: int | None = None
+    ) -> list[replay_pb2.LeaseRef]:
+        """Lease as many as allowed, at most `count`."""
+        latest = self.ledger.latest_weights
+        assert latest
+        version = latest.id.version if version is None else version
+        groups = leasing.lease(
+            self.ledger,
+            worker_id=worker,
+            weights=prompt_pb2.WeightsId(lineage=LINEAGE, version=version),
+            count=min(count, self.allowance(worker, version).count),
+        )
+        return [replay_pb2.LeaseRef(uid=group.uid, attempt=group.attempt) for group in groups]
+
+    def complete(
+        self,
+        refs: Sequence[replay_pb2.LeaseRef],
+        *,
+        worker: str = "w",
+        sessions: Sequence[int] | None = None,
+        version: int | None = None,
+        store: str = "s1",
+        reward: Callable[[int], float] = float,
+        size_bytes: int = 10,
+    ) -> list[Any]:
+        """Report sessions (all that are missing, unless named)."""
+        items = []
+        for ref in refs:
+            group = self.ledger.groups[ref.uid]
+            made = version if version is not None else max(0, group.base - 1)
+            wanted = group.missing(self.settings.n) if sessions is None else sessions
+            items += [
+                replay_pb2.CompletedSession(
+                    lease=ref,
+                    record=prompt_pb2.SessionRecord(
+                        session=session,
+                        trajectory_count=1,
+                        size_bytes=size_bytes,
+                        reward=reward(session),
+                        min_version=made,
+                        max_version=made,
+                    ),
+                )
+                for session in wanted
+            ]
+        return leasing.complete_sessions(
+            self.ledger, self.settings, worker_id=worker, store_incarnation=store, items=items
+        )
+
+    def generate(self, count: int = 10**6) -> int:
+        """Lease and complete; count the groups."""
+        refs = self.lease(count)
+        self.complete(refs)
+        return len(refs)
+
+    def fail(
+        self,
+        refs: Sequence[replay_pb2.LeaseRef],
+        *,
+        worker: str = "w",
+        live_workers: Sequence[str] = (),
+    ) -> list[Any]:
+        return self.end(refs, replay_pb2.LEASE_END_FAILED, worker, live_workers)
+
+    def hand_back(self, refs: Sequence[replay_pb2.LeaseRef], *, worker: str = "w") -> list[Any]:
+        return self.end(refs, replay_pb2.LEASE_END_RETURNED, worker, ())
+
+    def end(
+        self,
+        refs: Sequence[replay_pb2.LeaseRef],
+        end: replay_pb2.LeaseEnd.ValueType,
+        worker: str,
+        live_workers: Sequence[str],
+    ) -> list[Any]:
+        return leasing.end_leases(
+            self.ledger,
+            self.settings,
+            worker_id=worker,
+            leases=[replay_pb2.EndedLease(lease=ref, end=end, error="boom") for ref in refs],
+            live_workers=live_workers,
+        )
+
+    def expire(self, refs: Sequence[replay_pb2.LeaseRef]) -> None:
+        leasing.expire(self.ledger, self.settings, [ref.uid for ref in refs])
+
+    # -- the trainer
+
+    def publish(self, version: int) -> None:
+        sampling.publish_weights(
+            self.ledger,
+            prompt_pb2.PublishedWeights(
+                id=prompt_pb2.WeightsId(lineage=LINEAGE, version=version),
+                uri="u",
+                checksum=f"c{version}",
+            ),
+        )
+
+    def sample(
+        self, step: int | None = None, part: int = 0, part_count: int = 1
+    ) -> sampling.Sample:
+        step = self.ledger.current_step if step is None else step
+        return sampling.sample(
+            self.ledger, self.settings, step=step, part=part, part_count=part_count
+        )
+
+    def commit(self, step: int | None = None) -> None:
+        """Commit the open step, or this one, and publish its weights."""
+        step = self.ledger.current_step if step is None else step
+        sampling.commit_step(self.ledger, self.settings, step)
+        latest = self.ledger.latest_weights
+        if latest and latest.id.version < step:
+            self.publish(step)
+
+    def step(self) -> sampling.Sample:
+        """Open a step, have its groups fed and made, sample and commit it."""
+        sample = self.sample()
+        while sample.status == replay_pb2.SAMPLE_STATUS_WAITING:
+            fed, made = self.feed(), self.generate()
+            sample = self.sample()
+            assert fed or made or sample.status != replay_pb2.SAMPLE_STATUS_WAITING, "stuck"
+        if sample.status == replay_pb2.SAMPLE_STATUS_READY:
+            self.commit()
+        return sample
+
+    # -- looking
+
+    def dropped(self) -> dict[str, int]:
+        counts = self.ledger.groups.dropped
+        return {reason_name(reason): count for reason, count in counts.items() if count}
+
+    def groups(self, refs: Sequence[replay_pb2.LeaseRef]) -> list[Group]:
+        return [self.ledger.groups[ref.uid] for ref in refs]

@@ -1,0 +1,115 @@
+"""The file journal: what was acknowledged is there, what was torn is cut, two writers never."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from headrace.errors import UsageError, WriterFencedError
+from headrace.replay.events import to_record
+from headrace.replay.journal.base import JournalDamagedError
+from headrace.replay.journal.file import MAGIC, FileJournal
+from headrace.v1 import journal_pb2
+
+
+def records(first: int, count: int) -> list[journal_pb2.JournalRecord]:
+    return [
+        to_record(journal_pb2.CreditAdded(request_id=f"q{i}", count=i), i)
+        for i in range(first, first + count)
+    ]
+
+
+def positions(journal: FileJournal) -> list[int]:
+    return [record.position for record in journal.replay()]
+
+
+def test_what_was_appended_is_read_back_in_order(tmp_path: Path) -> None:
+    journal = FileJournal(tmp_path, fsync=True)
+    journal.append(records(1, 3))
+    journal.append(records(4, 2))
+    again = FileJournal(tmp_path, fsync=True)
+    assert positions(again) == [1, 2, 3, 4, 5]
+    assert [r.position for r in again.replay(after_position=3)] == [4, 5]
+    assert [r.credit_added.count for r in again.read([5, 2])] == [5, 2]
+    assert again.position == 5
+
+
+@hypothesis_settings(deadline=None)
+@given(cut=st.integers(1, 200), garbage=st.binary(max_size=40))
+def test_a_torn_tail_is_cut_at_the_last_whole_record_and_reported(
+    tmp_path_factory: pytest.TempPathFactory, cut: int, garbage: bytes
+) -> None:
+    directory = tmp_path_factory.mktemp("journal")
+    journal = FileJournal(directory, fsync=False)
+    journal.append(records(1, 3))
+    whole = (directory / "events.log").stat().st_size
+    journal.append(records(4, 4))
+    log = directory / "events.log"
+    data = log.read_bytes()
+    kept = data[: max(whole, len(data) - cut)]
+    log.write_bytes(kept)
+
+    again = FileJournal(directory, fsync=False)
+    assert positions(again)[:3] == [1, 2, 3]
+    assert again.position >= 3
+    assert log.stat().st_size + again.torn_bytes == len(kept)
+    again.append(records(again.position + 1, 2))
+    assert positions(FileJournal(directory, fsync=False)) == list(range(1, again.position + 1))
+
+
+def test_a_bad_checksum_at_the_very_end_is_a_torn_tail(tmp_path: Path) -> None:
+    FileJournal(tmp_path, fsync=False).append(records(1, 2))
+    log = tmp_path / "events.log"
+    data = bytearray(log.read_bytes())
+    data[-1] ^= 1
+    log.write_bytes(data)
+    again = FileJournal(tmp_path, fsync=False)
+    assert positions(again) == [1]
+    assert again.torn_bytes > 0
+
+
+def test_damage_before_the_tail_is_refused(tmp_path: Path) -> None:
+    FileJournal(tmp_path, fsync=False).append(records(1, 3))
+    log = tmp_path / "events.log"
+    data = bytearray(log.read_bytes())
+    data[len(MAGIC) + 10] ^= 1
+    log.write_bytes(data)
+    with pytest.raises(JournalDamagedError, match="damaged at byte"):
+        FileJournal(tmp_path, fsync=False)
+
+
+def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "events.log").write_bytes(b"something else entirely")
+    with pytest.raises(JournalDamagedError, match="not a headrace journal"):
+        FileJournal(tmp_path, fsync=False)
+
+
+def test_the_older_of_two_writers_is_fenced_and_writes_nothing(tmp_path: Path) -> None:
+    older = FileJournal(tmp_path, fsync=False)
+    older.append(records(1, 1))
+    newer = FileJournal(tmp_path, fsync=False)
+    with pytest.raises(WriterFencedError):
+        older.append(records(2, 1))
+    newer.append(records(2, 1))
+    assert newer.writer_epoch == older.writer_epoch + 1
+    assert [r.writer_epoch for r in newer.replay()] == [1, 2]
+
+
+def test_a_reader_does_not_fence_the_writer_nor_cut_its_tail(tmp_path: Path) -> None:
+    writer = FileJournal(tmp_path, fsync=False)
+    writer.append(records(1, 1))
+    reader = FileJournal(tmp_path, fsync=False, writable=False)
+    assert positions(reader) == [1]
+    writer.append(records(2, 1))
+
+
+def test_a_directory_that_cannot_be_used_is_a_usage_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="cannot be opened"):
+        FileJournal(tmp_path / "file" / "journal", fsync=False)
+    with pytest.raises(UsageError, match="cannot be opened"):
+        FileJournal(tmp_path / "missing", fsync=False, writable=False)

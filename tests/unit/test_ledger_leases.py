@@ -1,0 +1,241 @@
+"""Leases: the gates, the fencing token, sessions one by one, and failures."""
+
+from __future__ import annotations
+
+import pytest
+from ledger_world import LINEAGE, World, settings
+
+from headrace.errors import InvalidFieldError, WeightsUnknownError
+from headrace.replay import leasing, rows
+from headrace.replay.group import FAILED, FINISHED, PENDING, RUNNING
+from headrace.v1 import prompt_pb2, replay_pb2
+
+HELD, LOST, DONE = leasing.HELD, leasing.LOST, leasing.DONE
+
+
+def test_a_late_worker_cannot_complete_a_prompt_that_was_offered_again() -> None:
+    world = World(settings())
+    world.feed()
+    [first] = world.lease(1, worker="a")
+    world.expire([first])
+    [second] = world.lease(1, worker="b")
+
+    assert (second.uid, second.attempt) == (first.uid, first.attempt + 1)
+    assert world.complete([first], worker="a") == [LOST, LOST]
+    assert world.complete([second], worker="a", sessions=[0]) == [LOST]
+    assert world.ledger.groups[first.uid].sessions == {}
+    assert world.complete([second], worker="b") == [DONE, DONE]
+
+
+def test_a_repeated_completion_answers_as_the_first_time_and_changes_nothing() -> None:
+    world = World(settings())
+    world.feed()
+    [ref] = world.lease(1)
+    assert world.complete([ref], sessions=[0]) == [HELD]
+    position = world.ledger.position
+    assert world.complete([ref], sessions=[0]) == [HELD]
+    assert world.ledger.position == position
+    assert world.complete([ref], sessions=[1]) == [DONE]
+    assert world.complete([ref], sessions=[0, 1]) == [DONE, DONE]
+    assert world.ledger.position == position + 1
+
+
+def test_a_reissued_group_keeps_its_finished_sessions() -> None:
+    world = World(settings(n=4))
+    world.feed()
+    [ref] = world.lease(1)
+    world.complete([ref], sessions=[1, 3])
+    world.expire([ref])
+    [again] = world.lease(1)
+
+    group = world.ledger.groups[again.uid]
+    assert group.missing(4) == [0, 2]
+    assert world.complete([again]) == [DONE, DONE]
+    assert {s: r.attempt for s, r in group.sessions.items()} == {0: 2, 1: 1, 2: 2, 3: 1}
+
+
+def test_leases_ending_twice_change_nothing_the_second_time() -> None:
+    world = World(settings())
+    world.feed()
+    [ref] = world.lease(1)
+    assert world.hand_back([ref]) == [DONE]
+    position = world.ledger.position
+    assert world.hand_back([ref]) == [LOST]
+    assert world.ledger.position == position
+
+
+def test_only_published_weights_with_the_right_checksum_may_lease() -> None:
+    world = World(settings())
+    good = prompt_pb2.WeightsId(lineage=LINEAGE, version=0)
+    leasing.check_weights(world.ledger, good, "c0")
+    for weights, checksum in [
+        (good, "c1"),
+        (prompt_pb2.WeightsId(lineage=LINEAGE, version=1), "c1"),
+        (prompt_pb2.WeightsId(lineage="other", version=0), "c0"),
+    ]:
+        with pytest.raises(WeightsUnknownError):
+            leasing.check_weights(world.ledger, weights, checksum)
+
+
+def test_without_slack_only_the_newest_weights_may_generate() -> None:
+    world = World(settings(window_size=0, threshold=1))
+    assert world.sample().status == replay_pb2.SAMPLE_STATUS_WAITING
+    world.feed()
+    assert world.generate() == 4
+    world.sample()
+    world.commit()
+    world.sample()
+    world.feed()
+    # Version 1 is out; a worker that still loads it has version 0.
+    assert world.lease(version=0) == []
+    assert "too old" in world.allowance(version=0).blocked_by
+    assert world.generate() == 4
+    assert world.dropped() == {}
+
+
+def test_sync_takes_exactly_the_weights_of_the_step_before() -> None:
+    world = World(settings(window_size=0, threshold=8, sync=True))
+    world.step()
+    world.sample()
+    world.feed()
+    assert world.lease(version=0) == []
+    assert len(world.lease(version=1)) == 4
+
+
+def test_the_room_gate_reserves_the_longest_trajectory_for_every_session() -> None:
+    world = World(settings(max_trajectory_bytes=100), capacity_bytes=700)
+    world.feed()
+    refs = world.lease()
+    assert len(refs) == 3
+    assert "no room" in world.allowance().blocked_by
+    world.complete(refs[:2], size_bytes=30)
+    # 120 bytes held, 200 reserved: 380 of 700 are free.
+    assert len(world.lease()) == 1
+    world.hand_back(refs[2:])
+    assert len(world.lease()) == 1
+
+
+def test_a_new_life_of_the_store_sends_its_groups_back_to_be_generated() -> None:
+    world = World(settings())
+    world.feed()
+    finished, half, fresh = world.lease(3)
+    world.complete([finished])
+    world.complete([half], sessions=[0])
+
+    lost = rows.register_store(world.ledger, incarnation="s2", capacity_bytes=10**9)
+    assert lost == 2
+    states = [world.ledger.groups[ref.uid].state for ref in (finished, half, fresh)]
+    assert states == [PENDING, PENDING, RUNNING]
+    assert world.complete([fresh], store="s1") == [leasing.STORE_CHANGED] * 2
+    assert world.complete([fresh], store="s2") == [DONE, DONE]
+    assert rows.register_store(world.ledger, incarnation="s2", capacity_bytes=10**9) == 0
+
+
+def test_dead_rows_are_those_that_nobody_can_ask_for_again() -> None:
+    world = World(settings())
+    world.feed()
+    [ref] = world.lease(1)
+    key = f"{ref.uid}_{{}}_0_{LINEAGE}a{{}}"
+    assert rows.find_dead(world.ledger, [key.format(0, 1)]) == []
+    assert rows.find_dead(world.ledger, [key.format(0, 2), "nonsense"]) == [
+        key.format(0, 2),
+        "nonsense",
+    ]
+    world.complete([ref], sessions=[0])
+    world.expire([ref])
+    world.lease(1)
+    assert rows.find_dead(world.ledger, [key.format(0, 1), key.format(1, 1)]) == [key.format(1, 1)]
+    assert rows.find_dead(world.ledger, [key.format(0, 2), key.format(1, 2)]) == [key.format(0, 2)]
+
+
+def test_a_prompt_that_always_fails_is_dropped_once_others_succeed() -> None:
+    world = World(settings(max_failures=2, window_size=2))
+    world.feed()
+    other, bad = world.lease()
+    for _ in range(2):
+        world.fail([bad])
+        bad = next(iter(world.lease(1)), bad)
+    assert world.ledger.groups[bad.uid].state == FAILED
+    assert world.dropped() == {}
+    world.complete([other])
+    assert world.dropped() == {"failed": 1}
+
+
+def test_when_all_workers_fail_the_circuit_opens_and_no_prompt_is_lost() -> None:
+    world = World(settings(max_failures=1, eject_after=3))
+    world.feed()
+    workers = ["a", "b"]
+    for _ in range(40):
+        for worker in workers:
+            refs = world.lease(2, worker=worker)
+            world.fail(refs, worker=worker, live_workers=workers)
+    assert world.ledger.circuit.is_open
+    assert world.dropped() == {}
+    assert world.ledger.cursor == 12
+    world.sample()
+    assert world.demand == 0, "feeding stops"
+
+    probe = world.lease(5, worker="a")
+    assert len(probe) == 1
+    assert world.lease(5, worker="a") == []
+    world.complete(probe, worker="a")
+    assert not world.ledger.circuit.is_open
+    assert world.dropped() == {}
+    assert world.ledger.groups.failed == {}
+    assert world.demand == 4
+    assert len(world.lease(worker="a")) == 11
+
+
+def test_prompts_are_not_blamed_for_the_failures_of_an_ejected_worker() -> None:
+    world = World(settings(max_failures=2, eject_after=2))
+    world.feed()
+    bad = world.lease(3, worker="bad")
+    world.fail(bad, worker="bad", live_workers=["bad", "good"])
+    assert not world.ledger.circuit.is_open
+    assert [group.failures for group in world.groups(bad)] == [0, 0, 0]
+    assert len(world.lease(5, worker="bad")) == 1
+    world.complete(world.lease(worker="good"), worker="good")
+    assert world.dropped() == {}
+
+
+def test_a_storm_of_expiries_fails_no_prompt_but_a_worker_killer_is_dropped() -> None:
+    world = World(settings(max_failures=1, max_expiries=5, window_size=1))
+    world.feed()
+    uid = world.uid(0)
+    for _ in range(4):
+        world.expire(world.lease(1))
+    assert world.ledger.groups[uid].state == PENDING
+    world.expire(world.lease(1))
+    assert world.dropped() == {"failed": 1}
+
+
+def test_the_group_filter_drops_equal_rewards_and_its_budget_opens_the_circuit() -> None:
+    world = World(settings(filter_groups=True, max_filtered_groups=3))
+    world.feed()
+    refs = world.lease(3)
+    world.complete(refs[:1])
+    assert world.ledger.groups[refs[0].uid].state == FINISHED
+    world.complete(refs[1:], reward=lambda _: 1.0)
+    assert world.dropped() == {"filtered": 2}
+    assert world.demand == 2
+    world.complete(world.lease(1), reward=lambda _: 0.0)
+    assert world.ledger.circuit.is_open
+    assert world.demand == 0
+    assert world.lease() == []
+
+
+def test_ends_that_are_not_the_workers_to_say_are_refused() -> None:
+    world = World(settings())
+    world.feed()
+    refs = world.lease(1)
+    with pytest.raises(InvalidFieldError):
+        world.end(refs, replay_pb2.LEASE_END_EXPIRED, "w", ())
+
+
+def test_prompts_that_failed_go_behind_the_others() -> None:
+    world = World(settings())
+    world.feed()
+    [first] = world.lease(1)
+    world.fail([first])
+    [second] = world.lease(1)
+    assert second.uid != first.uid
