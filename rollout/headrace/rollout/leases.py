@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from headrace.errors import WeightsUnknownError
 from headrace.log import get_logger
@@ -24,9 +24,6 @@ from headrace.v1 import prompt_pb2, replay_pb2
 if TYPE_CHECKING:
     from headrace.v1 import replay_pb2_grpc
 
-POLL_S: Final = 2.0
-"""How long one call waits for work. Short: a worker that goes home waits for the answer."""
-
 log = get_logger()
 
 
@@ -38,6 +35,7 @@ class Leases:
         weights: What the worker has.
         room: How many more groups there is room for.
         most_per_call: So that the answer fits into a message.
+        wait_s: How long one call waits for work. A worker that goes home waits for the answer.
         accept: Takes leases; never fails.
         pause: Between failures.
         changes: Notified when room, weights or anything else may have changed.
@@ -51,6 +49,7 @@ class Leases:
         weights: Weights,
         room: Callable[[], int],
         most_per_call: int,
+        wait_s: float,
         accept: Callable[[Sequence[prompt_pb2.Lease]], None],
         replay: Peer,
         stub: replay_pb2_grpc.ReplayBufferServiceAsyncStub,
@@ -67,6 +66,7 @@ class Leases:
         self._weights = weights
         self._room = room
         self._most_per_call = most_per_call
+        self._wait_s = wait_s
         self._accept = accept
         self._replay = replay
         self._stub = stub
@@ -110,10 +110,12 @@ class Leases:
             max_count=count,
             weights=weights.id,
             weights_checksum=weights.checksum,
-            wait_s=POLL_S,
+            wait_s=self._wait_s,
         )
         try:
-            answer = await self._replay.ask(self._stub.LeasePrompts, request, timeout_s=POLL_S + 10)
+            answer = await self._replay.ask(
+                self._stub.LeasePrompts, request, timeout_s=self._wait_s + 10
+            )
         except Stopped:
             return
         except WeightsUnknownError as error:

@@ -19,7 +19,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from headrace.log import get_logger
 from headrace.rollout.ask import REFUSALS, Peer
@@ -59,6 +59,16 @@ class WorkerSettings:
     max_generation_s: float
     lease_s: float
     """Taken from the ledger's answers later on."""
+    lease_wait_s: float = 1.0
+    """How long one call waits for work; also the time that going home may take at least."""
+
+
+class _Situation(NamedTuple):
+    """What the worker waits for as a whole."""
+
+    name: str
+    owner: str
+    ends_when: str
 
 
 class Worker:
@@ -112,6 +122,7 @@ class Worker:
             weights=self.weights,
             room=lambda: settings.max_groups_in_flight - len(self._groups),
             most_per_call=settings.max_leases_per_call,
+            wait_s=settings.lease_wait_s,
             accept=self._accept,
             replay=polls,
             stub=replay_stub,
@@ -186,6 +197,7 @@ class Worker:
         self._changes.notify()
 
     async def _see_through(self, life: GroupLife) -> None:
+        await self._hold_back()
         try:
             outcome = await life.run()
         except Exception as error:  # a mistake of ours with this group must not end the others
@@ -204,6 +216,20 @@ class Worker:
             self._pause.fail()
             log.warning("group_failed", uid=life.lease.uid, errors=life.errors[:3])
             self._end(_ref(life.lease), replay_pb2.LEASE_END_FAILED, life.errors[0])
+
+    async def _hold_back(self) -> None:
+        """Let a pause pass, for a lease that was granted to a call made before it."""
+        if self._pause.left_s == 0:
+            return
+        waits = {
+            asyncio.ensure_future(work)
+            for work in (self._sleep(self._pause.left_s), self._stopping.wait())
+        }
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
 
     def _end(
         self, lease: replay_pb2.LeaseRef, end: replay_pb2.LeaseEnd.ValueType, error: str = ""
@@ -268,26 +294,23 @@ class Worker:
             if situation is None:
                 await self._changes.wait()
                 continue
-            key, name, owner, ends_when = situation
-            with self._waits.waiting(name, owner=owner, ends_when=ends_when):
-                while situation is not None and situation[0] == key:
+            with self._waits.waiting(situation.name, owner=situation.owner) as wait:
+                begun = (situation.name, self._ended_group_count)
+                while situation is not None and begun == (situation.name, self._ended_group_count):
+                    wait.ends_when = situation.ends_when
                     await self._changes.wait()
                     situation = self._situation()
 
-    def _situation(self) -> tuple[object, str, str, str] | None:
-        """Say what the worker waits for: what identifies it, name, owner, what ends it."""
+    def _situation(self) -> _Situation | None:
+        """Say what the worker waits for; nothing once the run is over."""
         if self._groups:
-            kind = self.engine.kind
-            ends_when = "a group is generated, scored and stored"
-            return self._ended_group_count, "engine", f"{kind} engine", ends_when
+            owner = f"{self.engine.kind} engine"
+            return _Situation("engine", owner, "a group is generated, scored and stored")
         if self._leases.ended:
             return None
         if self.weights.current is None:
-            ends_when = "the trainer has published weights and they are loaded"
-            return "weights", "weights", "trainer", ends_when
-        blocked_by = self._leases.blocked_by
-        # Numbers after the colon move while the cause stays.
-        return blocked_by.partition(":")[0], "work", "replay", blocked_by or "it has work"
+            return _Situation("weights", "trainer", "weights are published and loaded")
+        return _Situation("work", "replay", self._leases.blocked_by or "a prompt can be leased")
 
 
 def _ref(lease: prompt_pb2.Lease) -> replay_pb2.LeaseRef:

@@ -1,0 +1,244 @@
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM, GPT2Config, PretrainedConfig, Qwen3Config
+
+from headrace.config.rollout import TorchEngine as TorchConfig
+from headrace.errors import UsageError
+from headrace.rollout.engines.base import EngineError, SampleRequest
+from headrace.rollout.engines.torch_engine import TorchEngine
+from headrace.v1 import prompt_pb2
+from headrace.v1.trajectory_pb2 import FINISH_REASON_LENGTH, FINISH_REASON_STOP
+from headrace.weights.directory import write
+
+EOS = 3
+GPT2 = GPT2Config(
+    vocab_size=20, n_positions=64, n_embd=32, n_layer=2, n_head=4, bos_token_id=EOS,
+    eos_token_id=EOS, pad_token_id=0,
+)  # fmt: skip
+QWEN3 = Qwen3Config(
+    vocab_size=20, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+    num_attention_heads=4, num_key_value_heads=2, head_dim=8, max_position_embeddings=64,
+    tie_word_embeddings=True, bos_token_id=EOS, eos_token_id=EOS, pad_token_id=0,
+)  # fmt: skip
+
+
+def make_model(config: PretrainedConfig, seed: int) -> Any:
+    torch.manual_seed(seed)
+    return AutoModelForCausalLM.from_config(config).eval()
+
+
+def publish(root: Path, model: Any, version: int) -> prompt_pb2.PublishedWeights:
+    """As a trainer does; what the model ties is written once."""
+
+    def save(directory: Path) -> None:
+        model.config.save_pretrained(directory)
+        state, seen = {}, set()
+        for name, value in model.state_dict().items():
+            if value.data_ptr() not in seen:
+                seen.add(value.data_ptr())
+                state[name] = value.contiguous()
+        save_file(state, directory / "model.safetensors")
+
+    directory, checksum = write(
+        root, run_id="run", lineage="main", version=version, write_files=save
+    )
+    return prompt_pb2.PublishedWeights(
+        id=prompt_pb2.WeightsId(lineage="main", version=version),
+        uri=str(directory),
+        checksum=checksum,
+    )
+
+
+@asynccontextmanager
+async def running(**options: Any) -> AsyncIterator[TorchEngine]:
+    config = TorchConfig(device="cpu", threads=1, **options)
+    engine = TorchEngine(config, eos_id=EOS, seed=0)
+    await engine.start()
+    try:
+        yield engine
+    finally:
+        await engine.close()
+
+
+def request(session: int, *, uid: str = "e0r0", limit: int = 12, attempt: int = 1) -> SampleRequest:
+    return SampleRequest(
+        uid=uid,
+        session=session,
+        attempt=attempt,
+        prompt_token_ids=[5, 6, 7][: 1 + session % 3],
+        temperature=0.7,
+        max_response_length=limit,
+    )
+
+
+@pytest.mark.parametrize("config", [GPT2, QWEN3], ids=["gpt2", "qwen3"])
+async def test_samples_carry_the_logprobs_and_the_version_of_the_weights_that_made_them(
+    config: PretrainedConfig, tmp_path: Path
+) -> None:
+    async with running() as engine:
+        for version in (0, 1):
+            model = make_model(config, seed=version)
+            await engine.load(publish(tmp_path, model, version))
+            requests = [request(session) for session in range(24)]
+
+            samples = await asyncio.gather(*engine.generate(requests))
+
+            for asked, sample in zip(requests, samples, strict=True):
+                assert sample.weights.version == version
+                stopped = sample.token_ids[-1] == EOS
+                assert sample.finish_reason == (
+                    FINISH_REASON_STOP if stopped else FINISH_REASON_LENGTH
+                )
+                ids = torch.tensor([[*asked.prompt_token_ids, *sample.token_ids]])
+                with torch.no_grad():
+                    logits = model(input_ids=ids).logits[0, len(asked.prompt_token_ids) - 1 : -1]
+                logp = torch.log_softmax(logits / 0.7, dim=-1)
+                wanted = logp.gather(-1, torch.tensor(sample.token_ids)[:, None])[:, 0]
+                assert sample.logprobs == pytest.approx(wanted.tolist(), abs=1e-4)
+
+
+async def test_another_attempt_samples_other_tokens_and_the_same_one_the_same(
+    tmp_path: Path,
+) -> None:
+    async with running() as engine:
+        await engine.load(publish(tmp_path, make_model(GPT2, 0), 0))
+
+        async def tokens(attempt: int) -> list[list[int]]:
+            asked = [request(session, attempt=attempt) for session in range(8)]
+            return [sample.token_ids for sample in await asyncio.gather(*engine.generate(asked))]
+
+        first, again, other = await tokens(1), await tokens(1), await tokens(2)
+
+    assert first == again
+    assert first != other
+
+
+async def test_a_batch_is_made_by_one_version_though_newer_weights_come_meanwhile(
+    tmp_path: Path,
+) -> None:
+    async with running(max_batch_sequences=4) as engine:
+        await engine.load(publish(tmp_path, make_model(GPT2, 0), 0))
+        newer = publish(tmp_path, make_model(GPT2, 1), 1)
+        futures = engine.generate([request(session, limit=60) for session in range(40)])
+        await futures[0]
+        await engine.load(newer)
+        samples = await asyncio.gather(*futures)
+        [last] = await asyncio.gather(*engine.generate([request(0)]))
+
+    versions = [sample.weights.version for sample in samples]
+    assert versions == sorted(versions)
+    assert versions[0] == 0
+    for batch in range(0, 40, 4):
+        assert len(set(versions[batch : batch + 4])) == 1
+    assert last.weights.version == 1
+
+
+async def test_a_cancelled_sequence_is_aborted_and_its_tokens_are_counted(tmp_path: Path) -> None:
+    model = make_model(GPT2, 0)
+    with torch.no_grad():
+        model.lm_head.weight[EOS] = -100  # never stops by itself; tied, so the embedding, too
+    async with running(max_batch_sequences=2) as engine:
+        await engine.load(publish(tmp_path, model, 0))
+        futures = engine.generate([request(session, limit=60) for session in range(6)])
+        futures[1].cancel()
+        futures[5].cancel()
+
+        await asyncio.gather(*(futures[index] for index in (0, 2, 3, 4)))
+        status = engine.status()
+
+    wanted = sum(len(futures[index].result().token_ids) for index in (0, 2, 3, 4))
+    assert status.generated_token_count == wanted + status.aborted_token_count
+    assert status.aborted_token_count <= 60  # one that was never begun has none
+
+
+async def test_closing_aborts_what_is_under_way(tmp_path: Path) -> None:
+    async with running(max_batch_sequences=2) as engine:
+        await engine.load(publish(tmp_path, make_model(GPT2, 0), 0))
+        futures = engine.generate([request(session, limit=60) for session in range(400)])
+        await futures[0]
+
+    assert any(future.cancelled() for future in futures)
+
+
+async def test_a_sequence_longer_than_the_model_is_its_own_error(tmp_path: Path) -> None:
+    async with running() as engine:
+        await engine.load(publish(tmp_path, make_model(GPT2, 0), 0))
+        long, short = engine.generate([request(2, limit=62), request(0)])
+
+        with pytest.raises(EngineError, match="65 positions, the model has 64"):
+            await long
+        assert (await short).token_ids
+
+
+async def test_a_batch_that_breaks_fails_its_sequences_and_the_next_is_tried(
+    tmp_path: Path,
+) -> None:
+    broken = make_model(GPT2, 0)
+    with torch.no_grad():
+        broken.transformer.ln_f.bias.fill_(float("nan"))
+    async with running() as engine:
+        await engine.load(publish(tmp_path, broken, 0))
+        with pytest.raises(EngineError, match="not a number"):
+            await engine.generate([request(0)])[0]
+
+        await engine.load(publish(tmp_path, make_model(GPT2, 0), 1))
+        assert (await engine.generate([request(0)])[0]).weights.version == 1
+
+
+@pytest.mark.parametrize("damage", ["checksum", "bytes", "gone", "version"])
+async def test_weights_that_are_not_what_was_published_are_refused_and_the_old_ones_stay(
+    damage: str, tmp_path: Path
+) -> None:
+    async with running() as engine:
+        await engine.load(publish(tmp_path, make_model(GPT2, 0), 0))
+        newer = publish(tmp_path, make_model(GPT2, 1), 1)
+        file = Path(newer.uri) / "model.safetensors"
+        if damage == "checksum":
+            newer.checksum = "0" * 64
+        elif damage == "bytes":
+            file.write_bytes(file.read_bytes()[:-1] + b"\x7f")
+        elif damage == "gone":
+            file.unlink()
+        else:
+            newer.id.version = 2
+
+        with pytest.raises(EngineError):
+            await engine.load(newer)
+        assert (await engine.generate([request(0)])[0]).weights.version == 0
+
+
+async def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
+    wider = GPT2Config(**{**GPT2.to_dict(), "n_embd": 64})
+    async with running() as engine:
+        await engine.load(publish(tmp_path, make_model(GPT2, 0), 0))
+        with pytest.raises(EngineError, match="do not fit"):
+            await engine.load(publish(tmp_path, make_model(wider, 0), 1))
+        assert (await engine.generate([request(0)])[0]).weights.version == 0
+
+
+async def test_a_directory_that_is_no_model_is_one_clear_error(tmp_path: Path) -> None:
+    def save(directory: Path) -> None:
+        (directory / "config.json").write_text(json.dumps({"model_type": "no-such-model"}))
+
+    directory, checksum = write(tmp_path, run_id="r", lineage="main", version=0, write_files=save)
+    weights = prompt_pb2.PublishedWeights(
+        id=prompt_pb2.WeightsId(lineage="main"), uri=str(directory), checksum=checksum
+    )
+    async with running() as engine:
+        with pytest.raises(EngineError, match="no causal LM can be built"):
+            await engine.load(weights)
+
+
+def test_a_device_that_is_not_there_is_the_users_mistake() -> None:
+    with pytest.raises(UsageError, match=r"rollout.engine.device = warp"):
+        TorchEngine(TorchConfig(device="warp"), eos_id=EOS, seed=0)
