@@ -21,14 +21,17 @@ from headrace.v1 import replay_pb2 as pb
 
 
 class HeldJournal(FileJournal):
-    """A journal that can hold back its acknowledgement: the bytes are written, nobody is told."""
+    """A journal that can hold back its acknowledgement (the bytes are written, nobody is told), or fail."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory, fsync=False)
         self.open = threading.Event()
         self.open.set()
+        self.disk_is_full = False
 
     def append(self, records: Sequence[journal_pb2.JournalRecord]) -> None:
+        if self.disk_is_full:
+            raise OSError(28, "No space left on device")
         super().append(records)
         self.open.wait()
 
@@ -89,10 +92,7 @@ async def test_a_disk_that_refuses_stops_the_service_before_anybody_is_answered(
     async with replay_server(tmp_path, settings(), journal=journal) as replay:
         await replay.begin()
 
-        def refuse(_: Sequence[journal_pb2.JournalRecord]) -> None:
-            raise OSError(28, "No space left on device")
-
-        journal.append = refuse  # type: ignore[method-assign]  # the disk is full from now on
+        journal.disk_is_full = True
         with pytest.raises(grpc.aio.AioRpcError) as failed:
             await replay.feed()
         assert failed.value.code() is grpc.StatusCode.UNAVAILABLE

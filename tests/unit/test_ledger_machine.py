@@ -39,7 +39,7 @@ class LedgerMachine(RuleBasedStateMachine):
         room=st.sampled_from([100, 10**9, 10**9]),
     )
     def begin(self, row_count: int, room: int, **rules: Any) -> None:
-        self.rules: LedgerSettings = settings(
+        self.config: LedgerSettings = settings(
             max_failures=2,
             max_expiries=4,
             eject_after=2,
@@ -47,7 +47,7 @@ class LedgerMachine(RuleBasedStateMachine):
             max_trajectory_bytes=10,
             **rules,
         )
-        self.world = World(self.rules, row_count=row_count, capacity_bytes=room)
+        self.world = World(self.config, row_count=row_count, capacity_bytes=room)
         self.held: list[tuple[str, replay_pb2.LeaseRef]] = []
         self.lost: list[tuple[str, replay_pb2.LeaseRef]] = []
         self.journal: list[journal_pb2.JournalRecord] = []
@@ -80,7 +80,7 @@ class LedgerMachine(RuleBasedStateMachine):
         version = max(0, latest.id.version - lag)
         before = self.ledger.groups.counts[RUNNING] + self.ledger.groups.counts[FINISHED]
         refs = self.world.lease(count, worker=worker, version=version)
-        target = self.ledger.window(self.rules.window_size).target
+        target = self.ledger.window(self.config.window_size).target
         if refs:
             assert before + len(refs) <= target, "I5: leased beyond the window"
         holders = {ref.uid for _, ref in self.held if self.is_current(_, ref)}
@@ -166,9 +166,9 @@ class LedgerMachine(RuleBasedStateMachine):
         order = [(group.base, group.ordinal) for group in finished]
         assert [(g.base, g.ordinal) for g in fresh] == sorted(order)[: len(fresh)], "I12"
         for group in sample.groups:
-            assert len(group.sessions) == self.rules.n
-            if self.rules.drops:
-                assert span(group.base, self.ledger.current_step) <= (self.rules.threshold or 0)
+            assert len(group.sessions) == self.config.n
+            if self.config.drops:
+                assert span(group.base, self.ledger.current_step) <= (self.config.threshold or 0)
         if repeat:
             again = self.world.sample(part=part, part_count=parts)
             assert [g.uid for g in again.groups] == [g.uid for g in sample.groups]
@@ -222,15 +222,15 @@ class LedgerMachine(RuleBasedStateMachine):
     @invariant()
     def audit_finds_nothing(self) -> None:
         if hasattr(self, "world"):
-            assert audit(self.ledger, self.rules) == [], "I1"
+            assert audit(self.ledger, self.config) == [], "I1"
 
     @invariant()
     def window_is_not_exceeded(self) -> None:
         if hasattr(self, "world"):
             # Nothing is fed beyond what was demanded at the time; what a step sampled and a new
             # trainer returned may stand above the target, and is kept.
-            window = self.ledger.window(self.rules.window_size)
-            most = self.rules.window_size + self.rules.batch_size
+            window = self.ledger.window(self.config.window_size)
+            most = self.config.window_size + self.config.batch_size
             assert window.occupancy <= most, "I5"
 
     @invariant()
@@ -247,7 +247,7 @@ class LedgerMachine(RuleBasedStateMachine):
         rebuilt.take_events()
         for record in records[1:]:
             rebuilt.apply(journal_pb2.JournalRecord.FromString(record.SerializeToString()))
-        assert report.status(rebuilt, self.rules) == report.status(self.ledger, self.rules), "I10"
+        assert report.status(rebuilt, self.config) == report.status(self.ledger, self.config), "I10"
         for before, after in zip(
             self.ledger.groups.by_ordinal, rebuilt.groups.by_ordinal, strict=True
         ):
