@@ -1,0 +1,197 @@
+"""What people get to read of a run: plain lines, the live view, the summary."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from headrace.cli.history import detail_in_words
+from headrace.cli.live import panel
+from headrace.cli.plain import PlainDisplay
+from headrace.cli.steps import REWARD, STALENESS, STALENESS_MAX, TOKENS
+from headrace.cli.summary import Summary
+from headrace.cli.tables import columns, facts
+from headrace.cli.view import View
+from headrace.cli.words import counts_in_words, duration, size
+from headrace.config.rundir import RunDirectory
+from headrace.v1 import prompt_pb2, rollout_pb2, status_pb2
+from headrace.v1 import replay_pb2 as pb
+
+COUNTS = prompt_pb2.StateCounts(
+    fed=100, pending=1, running=20, finished=9, trained=60, dropped={"stale": 8, "too_long": 2}
+)
+
+
+@pytest.fixture
+def view() -> View:
+    found = View("sort", begun=0.0, now=200.0)
+    found.kept = frozenset({"replay"})
+    found.heard = {"replay": 200.0}
+    found.replay = pb.GetReplayStatusResponse(
+        counts=COUNTS, total_steps=40, target=32, regenerated={"expired": 3, "failed": 5}
+    )
+    for step in range(1, 21):
+        metrics = {REWARD: step / 20, STALENESS: 1.5, STALENESS_MAX: 3.0, TOKENS: 50.0}
+        found.steps.add(step, metrics, now=step * 10.0)
+    found.tokens.add("worker-0", 0, 0, now=190.0)
+    found.tokens.add("worker-0", 4000, 100, now=200.0)
+    found.workers["worker-0"] = rollout_pb2.GetWorkerStatusResponse(
+        weight_version=19, groups_in_flight=7
+    )
+    wait = status_pb2.Wait(name="a batch", owner="replay", elapsed_s=400, stalled=True)
+    found.processes["trainer"] = status_pb2.ProcessStatus(
+        process="trainer", uptime_s=190, waits=[wait], waited_s={"a batch": 120, "brief": 0.1}
+    )
+    found.restarts = {"store": 2}
+    found.warnings.append("store: warning rpc_ended")
+    return found
+
+
+def drawn(view: View) -> str:
+    console = Console(file=io.StringIO(), width=120, record=True)
+    console.print(panel(view))
+    return console.export_text()
+
+
+def test_the_live_view_shows_all_that_matters(view: View) -> None:
+    text = drawn(view)
+
+    for expected in (
+        "step 20/40",
+        "3:20 left",
+        "1.000  ▁",
+        "pending 1 · running 20 · finished 9 of 32 wanted",
+        "trained on 1.50 versions old",
+        "400 per second, 4,000 in all, 100 wasted",
+        "worker-0 v19 7 groups",
+        "STALLED trainer: a batch (owner replay) for 6:40",
+        "store 2",
+        "store: warning rpc_ended",
+    ):
+        assert expected in text
+
+
+def test_the_live_view_can_be_drawn_before_anything_is_known() -> None:
+    view = View("sort", begun=0.0, now=1.0)
+    view.kept = frozenset({"store", "replay"})
+
+    assert "starting replay, store" in drawn(view)
+
+
+def test_an_open_circuit_is_shown_with_its_cause(view: View) -> None:
+    assert view.replay is not None
+    view.replay.circuit = pb.CIRCUIT_CAUSE_WORKERS_FAIL
+    view.replay.circuit_error = "CUDA out of memory"
+
+    assert "open (workers fail): CUDA out of memory" in drawn(view)
+
+
+def test_plain_lines_come_at_each_tenth_step_and_never_too_rarely() -> None:
+    stream = io.StringIO()
+    display = PlainDisplay(stream)
+    view = View("sort", begun=0.0, now=0.0)
+    view.replay = pb.GetReplayStatusResponse(total_steps=40)
+    for second in range(31):  # a step a second, from the first second on
+        view.now = float(second)
+        if second:
+            view.steps.add(second, {REWARD: 0.5}, now=view.now)
+        display.update(view)
+
+    steps = [line.split("  ")[0] for line in stream.getvalue().splitlines()]
+    assert steps == ["step 0/40", "step 10/40", "step 20/40", "step 30/40"]
+
+
+def test_a_stall_is_a_line_of_its_own_once(view: View) -> None:
+    stream = io.StringIO()
+    display = PlainDisplay(stream)
+
+    display.update(view)
+    display.update(view)
+
+    stalls = [line for line in stream.getvalue().splitlines() if line.startswith("STALLED")]
+    assert stalls == ["STALLED trainer: a batch (owner replay) for 6:40"]
+
+
+def test_the_summary_says_what_became_of_everything(view: View, tmp_path: Path) -> None:
+    audit = pb.AuditResponse(ok=True, counts=COUNTS)
+
+    text = Summary(view, audit, RunDirectory(tmp_path), tensorboard=True).text().plain
+
+    lines = {line[:13].strip(): line[15:] for line in text.splitlines()}
+    assert lines == {
+        "steps": "20 of 40 in 3:20",
+        "reward": "0.275 → 0.775 (means over the first and last 10 steps)",
+        "prompts": "fed 100 = 1 pending + 20 running + 9 finished + 60 trained + 10 dropped "
+        "(8 stale, 2 too_long)",
+        "balance": "holds: every prompt is accounted for",
+        "tokens": "4,000 sampled, 100 of them wasted, 1,000 trained on (prompts included), "
+        "20 sampled per second",
+        "staleness": "1.50 versions old on average, 3 at most",
+        "regenerated": "failed 5, expired 3",
+        "waited": "trainer (of 3:10): a batch 2:00",
+        "restarts": "store 2",
+        "run directory": str(tmp_path),
+        "curves": f"tensorboard --logdir {tmp_path}/tensorboard",
+        "questions": f"headrace audit --run {tmp_path}",
+    }
+
+
+def test_the_summary_of_a_run_that_never_began_can_be_read(tmp_path: Path) -> None:
+    view = View("sort", begun=0.0, now=0.0)
+
+    text = Summary(view, None, RunDirectory(tmp_path), tensorboard=False).text().plain
+
+    assert "0 of ?" in text
+    assert "not checked: nobody could be asked" in text
+
+
+def test_a_broken_balance_is_said(view: View, tmp_path: Path) -> None:
+    audit = pb.AuditResponse(ok=False, counts=COUNTS, violations=["e0r1 is trained twice"])
+
+    text = Summary(view, audit, RunDirectory(tmp_path), tensorboard=False).text().plain
+
+    assert "BROKEN: e0r1 is trained twice" in text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.123, "0.12 s"), (3.14, "3.1 s"), (42.4, "42 s"), (185, "3:05"), (3750, "1:02:30")],
+)
+def test_durations_are_short(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_sizes_have_a_unit() -> None:
+    assert [size(n) for n in (12, 1536, 4 * 2**30)] == ["12 B", "1.5 KiB", "4.0 GiB"]
+
+
+def test_counts_of_nothing_add_up_too() -> None:
+    assert counts_in_words(prompt_pb2.StateCounts()) == "fed 0 = 0"
+
+
+def test_tables_cut_nothing() -> None:
+    long = "x" * 300
+
+    assert long in facts([("a", long), ("longer", "b")]).plain
+    assert columns(("n", "name"), [("1", long), ("22", "b")], right={"n"}).plain.splitlines() == [
+        " n  name",
+        f" 1  {long}",
+        "22  b",
+    ]
+
+
+def test_an_events_detail_is_a_line_for_people() -> None:
+    detail = (
+        '{"worker_id": "w", "store_incarnation": "0123456789abcdef", "sessions": ['
+        '{"lease": {"uid": "e0r1", "attempt": 2}, "record": {"reward": 0.5}},'
+        '{"lease": {"uid": "e0r1", "attempt": 2}, "record": {"session": 3}}]}'
+    )
+
+    assert detail_in_words(detail) == (
+        "worker_id w, store 01234567, sessions 0, 3 (attempt 2, rewards 0.5, 0)"
+    )
+    assert detail_in_words("") == ""
+    assert detail_in_words("not json") == "not json"
