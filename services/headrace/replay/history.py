@@ -15,7 +15,9 @@ from headrace.v1 import prompt_pb2, replay_pb2
 
 PAGE_SIZE = 100
 MAX_PAGE_SIZE = 1000
-EVENTS_PER_MESSAGE = 200
+EVENTS_PER_READ = 200
+MESSAGE_BYTES = 2**20
+"""About the most in one answer of events or prompts; one of either always fits."""
 SCAN_LIMIT = 100_000
 """Groups looked at for one page, so that a rare state does not hold up the event loop."""
 
@@ -53,8 +55,8 @@ def list_prompts(
         raise InvalidFieldError("page_token", "is not one that this service gave")
     first = int(request.page_token or 0)
     found: list[prompt_pb2.PromptGroup] = []
-    ordinal = first
-    while ordinal < len(groups) and len(found) < size and ordinal - first < SCAN_LIMIT:
+    ordinal, room = first, MESSAGE_BYTES
+    while ordinal < len(groups) and len(found) < size and ordinal - first < SCAN_LIMIT and room > 0:
         group = groups.by_ordinal[ordinal]
         ordinal += 1
         if request.state and group.state != request.state:
@@ -62,6 +64,7 @@ def list_prompts(
         if request.drop_reason and group.drop_reason != request.drop_reason:
             continue
         found.append(group.to_proto())
+        room -= found[-1].ByteSize()
     return replay_pb2.ListPromptsResponse(
         groups=found, next_page_token=str(ordinal) if ordinal < len(groups) else ""
     )
@@ -74,8 +77,18 @@ async def watch(
     position = after_position
     while True:
         await committer.durable(position + 1)
-        last = min(committer.position, position + EVENTS_PER_MESSAGE)
+        last = min(committer.position, position + EVENTS_PER_READ)
         wanted = list(range(position + 1, last + 1))
         records = await asyncio.to_thread(journal.read, wanted)
-        yield replay_pb2.WatchEventsResponse(events=[to_ledger_event(r) for r in records])
+        message = replay_pb2.WatchEventsResponse()
+        size = 0
+        for record in records:
+            event = to_ledger_event(record)
+            size += event.ByteSize()
+            if size > MESSAGE_BYTES and message.events:
+                yield message
+                message = replay_pb2.WatchEventsResponse()
+                size = event.ByteSize()
+            message.events.append(event)
+        yield message
         position = last

@@ -23,6 +23,8 @@ STORE_CHANGED = replay_pb2.LEASE_STATUS_STORE_CHANGED
 
 MAX_LEASES_PER_CALL = 256
 MAX_SESSIONS_PER_CALL = 4096
+MAX_PAYLOAD_BYTES = 2 * 2**20
+"""Payloads in one answer; well below the size of a message. At least one lease always fits."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,13 @@ def lease(
     ledger: Ledger, *, worker_id: str, weights: prompt_pb2.WeightsId, count: int
 ) -> list[Group]:
     """Lease the next prompts, as many as allowed: fewest failures first, then by ordinal."""
-    chosen = list(islice(ledger.groups.pending, count))
+    chosen: list[Group] = []
+    room = MAX_PAYLOAD_BYTES
+    for group in islice(ledger.groups.pending, count):
+        room -= group.payload.ByteSize() if group.payload else 0
+        if room < 0 and chosen:
+            break
+        chosen.append(group)
     if chosen:
         ledger.emit(
             journal.PromptsLeased(
