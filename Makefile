@@ -1,5 +1,5 @@
 # The commands of the project. `make help` lists them.
-PYTHON ?= python3.11
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
 BIN := $(VENV)/bin
 EXTRA ?= local,dev
@@ -17,6 +17,36 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 
 run: $(VENV)/.installed ## train the example on this machine: sort four digits
 	$(BIN)/headrace run examples/sort_digits.yaml
+
+test: $(VENV)/.installed ## run all tests
+	$(BIN)/pytest -q
+
+check: $(VENV)/.installed ## format, lint, types, protos, imports, generated docs
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/buf lint
+	$(BIN)/buf format --diff --exit-code
+	$(MAKE) proto docs
+	git diff --exit-code -- proto/gen docs/configuration.md
+
+format: $(VENV)/.installed ## format and fix what can be fixed
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+	$(BIN)/buf format -w
+
+chaos: $(VENV)/.installed ## kill processes for a long while
+	HEADRACE_CHAOS_KILLS=$${HEADRACE_CHAOS_KILLS:-100} $(BIN)/pytest -q -m chaos --timeout 3600
+
+bench: $(VENV)/.installed ## measure ledger, feed, sampling and store, as ratios of one run
+	$(BIN)/python benchmarks/bench.py
+
+docs: $(VENV)/.installed ## regenerate docs/configuration.md from the models
+	$(BIN)/headrace config docs > docs/configuration.md
+
+clean: ## remove the virtual environment and caches; runs/ stays
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build
 
 proto: $(VENV)/.installed ## regenerate the code of proto/
 	rm -rf proto/gen/headrace/v1
