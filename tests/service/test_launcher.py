@@ -15,93 +15,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from small_children import Run
 
 from headrace.cli.ending import Ending
 from headrace.cli.keeper import Part, RestartBudget
 from headrace.cli.launcher import Command
-from headrace.cli.supervisor import Supervisor
 from headrace.config.services import LauncherConfig
-
-PROGRAM = """
-import json, os, pathlib, signal, sys
-
-folder, name, behaviour, port, peers = sys.argv[1:]
-folder = pathlib.Path(folder)
-
-def note(what):
-    with (folder / "history").open("a") as file:
-        file.write(f"{name} {what}\\n")
-
-def on_sigterm(*_):
-    note("stopped")
-    sys.exit(0)
-
-signal.signal(signal.SIGTERM, on_sigterm)
-if behaviour == "stubborn":
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-note(f"started {peers}".strip())
-if behaviour == "wrong":
-    print("error: no such data set")
-    sys.exit(2)
-if behaviour != "silent":
-    address = f"127.0.0.1:{port if port != '0' else 4000 + os.getpid() % 1000}"
-    file = folder / f"{name}.new"
-    file.write_text(json.dumps({"address": address, "pid": os.getpid()}))
-    file.replace(folder / f"{name}.json")
-if behaviour.startswith("exit"):
-    print("the last words")
-    sys.exit(int(behaviour[4:]))
-if behaviour == "once" and not (folder / f"{name}.died").exists():
-    (folder / f"{name}.died").touch()
-    os.kill(os.getpid(), signal.SIGKILL)
-while True:
-    signal.pause()
-"""
-
-SETTINGS = LauncherConfig(max_restarts=2, stop_grace_s=5, start_timeout_s=20)
-
-
-class Run:
-    """A run of small children in a folder."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.reports: list[str] = []
-
-    def part(
-        self,
-        name: str,
-        behaviour: str,
-        *,
-        needs: tuple[str, ...] = (),
-        is_main: bool = False,
-        may_leave: bool = False,
-    ) -> Part:
-        def command(addresses: Mapping[str, str], port: int) -> Command:
-            peers = ",".join(addresses[name] for name in needs)
-            program = [sys.executable, "-S", "-c", PROGRAM, str(self.folder)]
-            return Command(
-                name=name,
-                arguments=[*program, name, behaviour, str(port), peers],
-                log=self.folder / f"{name}.log",
-                announcement=self.folder / f"{name}.json",
-            )
-
-        return Part(name, command, needs=needs, is_main=is_main, may_leave=may_leave)
-
-    def supervisor(self, *parts: Part, settings: LauncherConfig = SETTINGS) -> Supervisor:
-        return Supervisor(parts, settings, report=self.reports.append)
-
-    async def ending(self, *parts: Part, settings: LauncherConfig = SETTINGS) -> Ending:
-        supervisor = self.supervisor(*parts, settings=settings)
-        supervisor.start()
-        try:
-            return await asyncio.wait_for(supervisor.over(), 30)
-        finally:
-            await supervisor.stop(supervisor.names)
-
-    def history(self) -> list[str]:
-        return (self.folder / "history").read_text().splitlines()
 
 
 @pytest.fixture
