@@ -237,6 +237,9 @@ class Worker:
         self._endings.add(replay_pb2.EndedLease(lease=lease, end=end, error=error))
 
     async def _end_leases(self, ended: list[replay_pb2.EndedLease]) -> None:
+        if self._stopping.is_set():
+            # A call that still waits would be granted what is handed back here.
+            await self._leases.settle()
         request = replay_pb2.EndLeasesRequest(worker_id=self.settings.worker_id, leases=ended)
         try:
             await self._farewells.ask(self._stub.EndLeases, request)
