@@ -107,9 +107,11 @@ def _live(directory: RunDirectory) -> Run | None:
     if address is None:
         return None
     run = connect(address)
-    run_id = load_config(directory.config_file).run.run_id
-    # Another run's replay buffer may have the port by now.
-    return run if run.status().process.run_id == run_id else None
+    try:
+        run_id = run.status().process.run_id
+    except UsageError:  # somebody else has the port by now
+        return None
+    return run if run_id == load_config(directory.config_file).run.run_id else None
 
 
 def _from_journal(directory: RunDirectory) -> Run:
