@@ -90,6 +90,13 @@ async def test_a_usage_error_at_the_first_start_ends_the_run_with_its_message(ru
     assert run.history().count("feeder started") == 1
 
 
+async def test_a_usage_error_found_after_the_announcement_ends_the_run_too(run: Run) -> None:
+    ending = await run.ending(run.part("worker-0", "exit2"))
+
+    assert (ending.exit_code, ending.reasons) == (2, ("worker-0 died (exit code 2)",))
+    assert ending.log_lines == ("the last words",)
+
+
 async def test_the_trainers_usage_error_is_passed_on(run: Run) -> None:
     ending = await run.ending(run.part("trainer", "wrong", is_main=True))
 

@@ -153,8 +153,10 @@ class Keeper:
         """Decide what follows from a death: the run's end, or a pause and another life."""
         name, code = self.part.name, child.exit_code
         lines = tuple(child.log.last_lines(QUOTED_LINES))
-        if code == USAGE and (self.part.is_main or self._address is None):
-            return Ending(USAGE, tuple(child.log.errors()) or (f"{name} {died}",), lines), None
+        if code == USAGE and self.restarts == 0:
+            # Trying again would not help. In a later life it may: the port is taken for a moment.
+            errors = tuple(child.log.errors())
+            return Ending(USAGE, errors or (f"{name} {died}",), () if errors else lines), None
         if self.part.is_main:
             done = code == DONE
             return (
