@@ -16,7 +16,7 @@ from replay_server import Replay, replay_server
 from headrace.errors import WeightsUnknownError, WriterFencedError
 from headrace.replay.journal.file import FileJournal
 from headrace.rpc.status import error_from
-from headrace.v1 import journal_pb2, prompt_pb2
+from headrace.v1 import feeder_pb2, journal_pb2, prompt_pb2
 from headrace.v1 import replay_pb2 as pb
 
 
@@ -285,6 +285,11 @@ MUTATING: dict[str, Callable[[Replay, int], Any]] = {
     "DropStale": lambda r, i: r.stub.DropStale(pb.DropStaleRequest(step=50)),
     "FeedPrompts": lambda r, i: r.stub.FeedPrompts(pb.FeedPromptsRequest(count=2, request_id="a")),
     "Refill": lambda r, i: r.stub.Refill(pb.RefillRequest(count=2, request_id="b")),
+    "RegisterRows": lambda r, i: r.stub.RegisterRows(
+        pb.RegisterRowsRequest(request_id="c", rows=[feeder_pb2.PromptPayload(text="hello")])
+    ),
+    "PauseRun": lambda r, i: r.stub.PauseRun(pb.PauseRunRequest()),
+    "ResumeRun": lambda r, i: r.stub.ResumeRun(pb.ResumeRunRequest()),
     "CloseCircuit": lambda r, i: r.stub.CloseCircuit(pb.CloseCircuitRequest()),
 }
 NOT_BY_ITSELF = {"LeasePrompts", "CommitStep"}

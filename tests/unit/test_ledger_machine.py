@@ -17,6 +17,7 @@ from ledger_world import World, settings
 from headrace.errors import WireError
 from headrace.replay import leasing, report, rows, sampling
 from headrace.replay.audit import audit
+from headrace.replay.base import from_base, to_base
 from headrace.replay.group import FINISHED, RUNNING
 from headrace.replay.ledger import Ledger
 from headrace.replay.settings import LedgerSettings
@@ -248,10 +249,24 @@ class LedgerMachine(RuleBasedStateMachine):
         for record in records[1:]:
             rebuilt.apply(journal_pb2.JournalRecord.FromString(record.SerializeToString()))
         assert report.status(rebuilt, self.config) == report.status(self.ledger, self.config), "I10"
-        for before, after in zip(
-            self.ledger.groups.by_ordinal, rebuilt.groups.by_ordinal, strict=True
-        ):
+        for before, after in zip(self.ledger.groups, rebuilt.groups, strict=True):
             assert before.to_proto() == after.to_proto(), "I10"
+        self.check_the_base(records, at=len(records) // 2)
+
+    def check_the_base(self, records: list[journal_pb2.JournalRecord], at: int) -> None:
+        """A life that loads a base and the events after it decides as one that saw them all."""
+        at = max(at, 1)
+        first = Ledger(records[0].run_opened)
+        first.take_events()
+        for record in records[1:at]:
+            first.apply(record)
+        data = to_base(first, keep_settled=5).SerializeToString()
+        second = from_base(journal_pb2.LedgerBase.FromString(data))
+        for record in records[at:]:
+            second.apply(record)
+        assert report.status(second, self.config) == report.status(self.ledger, self.config)
+        assert audit(second, self.config) == []
+        assert to_base(second, keep_settled=5) == to_base(self.ledger, keep_settled=5)
 
 
 TestLedgerMachine = LedgerMachine.TestCase

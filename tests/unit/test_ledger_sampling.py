@@ -95,7 +95,7 @@ def test_unreadable_groups_go_back_and_the_part_is_filled_again() -> None:
     assert refilled[:3] == kept
     assert len(refilled) == 4
     world.commit()
-    assert sum(g.state == TRAINED for g in world.ledger.groups.by_ordinal) == 4
+    assert sum(g.state == TRAINED for g in world.ledger.groups) == 4
 
 
 def test_a_new_trainer_gets_back_what_the_old_one_had_sampled() -> None:

@@ -32,7 +32,7 @@ def audit(ledger: Ledger, settings: LedgerSettings) -> list[str]:
         *_recounts(ledger),
         *_accounts(ledger),
         *_steps(ledger),
-        *(line for group in ledger.groups.by_ordinal for line in _group(ledger, settings, group)),
+        *(line for group in ledger.groups for line in _group(ledger, settings, group)),
     ]
 
 
@@ -48,7 +48,7 @@ def balance_violations(ledger: Ledger) -> list[str]:
 
 def _recounts(ledger: Ledger) -> list[str]:
     table = ledger.groups
-    recounted = Counter(group.state for group in table.by_ordinal)
+    recounted = table.forgotten + Counter(group.state for group in table)
     found = [
         f"{state_name(state)}: {table.counts[state]} counted, {recounted[state]} there"
         for state in STATES
@@ -60,14 +60,14 @@ def _recounts(ledger: Ledger) -> list[str]:
         for state, index in lengths.items()
         if len(index) != recounted[state]
     ]
-    if len({group.uid for group in table.by_ordinal}) != ledger.cursor:
-        found.append("a uid was fed twice")
+    if table.fed_count != ledger.cursor + ledger.hand_fed_count:
+        found.append(f"{table.fed_count} groups known, {ledger.cursor} fed")
     return found
 
 
 def _accounts(ledger: Ledger) -> list[str]:
     table = ledger.groups
-    held = sum(group.held_bytes for group in table.by_ordinal if group.state not in SETTLED)
+    held = sum(group.held_bytes for group in table if group.state not in SETTLED)
     missing = sum(ledger.n - len(group.sessions) for group in table.running)
     found = []
     if held != table.held_bytes:
@@ -78,14 +78,20 @@ def _accounts(ledger: Ledger) -> list[str]:
 
 
 def _steps(ledger: Ledger) -> list[str]:
-    per_step = Counter(g.step for g in ledger.groups.by_ordinal if g.state == TRAINED)
-    found = [
-        f"step {step} trained {per_step[step]} groups, a step is {ledger.batch_size}"
-        for step in range(1, ledger.committed_step + 1)
-        if per_step[step] != ledger.batch_size
-    ]
+    trained = ledger.groups.counts[TRAINED]
+    found = []
+    if trained != ledger.committed_step * ledger.batch_size:
+        found.append(
+            f"{ledger.committed_step} committed steps of {ledger.batch_size} trained {trained} groups"
+        )
+    per_step = Counter(group.step for group in ledger.groups if group.state == TRAINED)
     found += [
         f"step {s} is not committed and has trained" for s in per_step if s > ledger.committed_step
+    ]
+    found += [
+        f"step {step} trained {count} groups, a step is {ledger.batch_size}"
+        for step, count in per_step.items()
+        if count > ledger.batch_size or (count < ledger.batch_size and not ledger.groups.forgotten)
     ]
     opened = ledger.open_step
     in_parts = Counter(uid for part in opened.parts for uid in part) if opened else Counter()

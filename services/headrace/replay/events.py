@@ -33,6 +33,9 @@ Event: TypeAlias = (
     | journal.CircuitOpened
     | journal.CircuitClosed
     | journal.WorkerEjected
+    | journal.RowsRegistered
+    | journal.RunPaused
+    | journal.RunResumed
     | journal.RunEnded
 )
 
@@ -58,7 +61,7 @@ def name_of(record: journal.JournalRecord) -> str:
 def uids_of(record: journal.JournalRecord) -> Sequence[str]:
     """Name the groups that the event itself lists, in order, repeats removed."""
     event = getattr(record, name_of(record))
-    if isinstance(event, journal.PromptsRegistered):
+    if isinstance(event, journal.PromptsRegistered | journal.RowsRegistered):
         return [prompt.uid for prompt in event.prompts]
     if isinstance(event, journal.PromptsLeased):
         return [lease.uid for lease in event.leases]
@@ -75,7 +78,7 @@ def to_ledger_event(
     """Shape a record for tools: no payloads, and of a batch only the part about `only_uid`."""
     event = type(getattr(record, name_of(record)))()
     event.CopyFrom(getattr(record, name_of(record)))
-    if isinstance(event, journal.PromptsRegistered):
+    if isinstance(event, journal.PromptsRegistered | journal.RowsRegistered):
         for prompt in event.prompts:
             prompt.ClearField("payload")
     if only_uid is not None:
@@ -96,6 +99,10 @@ def _keep_only(event: object, uid: str) -> None:
         event.first_ordinal += offset
         del event.prompts[:]
         event.prompts.extend(kept)
+    elif isinstance(event, journal.RowsRegistered):
+        rows = [prompt for prompt in event.prompts if prompt.uid == uid]
+        del event.prompts[:]
+        event.prompts.extend(rows)
     elif isinstance(event, journal.PromptsLeased):
         leases = [lease for lease in event.leases if lease.uid == uid]
         del event.leases[:]

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from headrace.errors import DataChangedError, FeedGapError, FeedNotOpenError, InvalidFieldError
 from headrace.replay.ledger import Ledger
 from headrace.replay.settings import LedgerSettings
+from headrace.v1 import feeder_pb2, prompt_pb2, replay_pb2
 from headrace.v1 import journal_pb2 as journal
-from headrace.v1 import prompt_pb2, replay_pb2
 
 MAX_PROMPTS_PER_CALL = 4096
 
@@ -52,8 +52,8 @@ def open_feed(
 
 
 def demand(ledger: Ledger, settings: LedgerSettings) -> int:
-    """How many prompts are wanted now; none while the circuit is open or after the end."""
-    if ledger.ended_by or ledger.circuit.is_open or not ledger.feed.total_steps:
+    """How many prompts are wanted now; none while paused, with an open circuit, or at the end."""
+    if ledger.ended_by or ledger.paused or ledger.circuit.is_open or not ledger.feed.total_steps:
         return 0
     wanted = ledger.window(settings.window_size).demand
     return min(wanted, ledger.feed.ordinal_count - ledger.cursor)
@@ -73,6 +73,7 @@ def register_prompts(
     *,
     first_ordinal: int,
     prompts: Sequence[replay_pb2.NewPrompt],
+    source_states: Sequence[str] = (),
 ) -> int:
     """Register what continues the feed and is wanted.
 
@@ -92,6 +93,8 @@ def register_prompts(
             f"the feed goes on at ordinal {ledger.cursor}, not at {first_ordinal}",
             cursor=str(ledger.cursor),
         )
+    if source_states and len(source_states) != len(prompts):
+        raise InvalidFieldError("source_states", "must be one per prompt, or none")
     repeats = ledger.cursor - first_ordinal
     accepted = _acceptable(ledger, settings, prompts[repeats:])
     if accepted:
@@ -100,6 +103,7 @@ def register_prompts(
                 first_ordinal=ledger.cursor,
                 prompts=accepted,
                 own_demand=ledger.window(settings.window_size).own_demand,
+                source_state=source_states[repeats + len(accepted) - 1] if source_states else "",
             )
         )
     return min(repeats, len(prompts)) + len(accepted)
@@ -132,6 +136,42 @@ def _acceptable(
         names.add(prompt.uid)
         accepted.append(prompt)
     return accepted
+
+
+def register_rows(
+    ledger: Ledger, *, request_id: str, rows: Sequence[feeder_pb2.PromptPayload]
+) -> list[str]:
+    """Register rows given by hand, once per `request_id`, whatever the window wants.
+
+    Returns:
+        Their uids, `x{call}r{i}`.
+
+    Raises:
+        InvalidFieldError, FeedNotOpenError: as the RPC says.
+
+    """
+    if not request_id:
+        raise InvalidFieldError("request_id", "is required")
+    if request_id not in ledger.hand_fed:
+        if not 1 <= len(rows) <= MAX_PROMPTS_PER_CALL:
+            raise InvalidFieldError("rows", f"must be 1 to {MAX_PROMPTS_PER_CALL}")
+        if not ledger.feed.total_steps or ledger.ended_by:
+            raise FeedNotOpenError(
+                "rows can be fed by hand while the run is on, not before or after"
+            )
+        call = len(ledger.hand_fed) + 1
+        ledger.emit(
+            journal.RowsRegistered(
+                request_id=request_id,
+                call=call,
+                prompts=[
+                    replay_pb2.NewPrompt(uid=f"x{call}r{i}", payload=row)
+                    for i, row in enumerate(rows)
+                ],
+            )
+        )
+    fed = ledger.hand_fed[request_id]
+    return [f"x{fed.call}r{i}" for i in range(fed.count)]
 
 
 def add_credit(ledger: Ledger, *, count: int, request_id: str, kind: str) -> int:

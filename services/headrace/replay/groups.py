@@ -5,11 +5,11 @@ Knows states and orders, not the rules that move groups.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from sortedcontainers import SortedKeyList
+from sortedcontainers import SortedDict, SortedKeyList
 
 from headrace.replay.group import (
     DROPPED,
@@ -38,13 +38,19 @@ def _by_turn(group: Group) -> tuple[int, int]:
 class GroupTable:
     """Every group ever registered; each in exactly one state's index.
 
-    Insert, remove and "the first k" cost O(log N) per group, whatever the table holds.
+    Insert, remove and "the first k" cost O(log N) per group, whatever the table holds. Groups
+    that settled long ago may be forgotten: they stay in the counts.
     """
 
     def __init__(self, n: int) -> None:
         self._n = n
         self._by_uid: dict[str, Group] = {}
-        self.by_ordinal: list[Group] = []
+        self._settled: deque[str] = deque()
+        """Settled groups that are remembered, in the order of settling."""
+        self.by_ordinal: SortedDict = SortedDict()
+        """Remembered groups by ordinal."""
+        self.forgotten: Counter[int] = Counter()
+        """Groups that are in the counts only, by state."""
         self.pending: SortedKeyList = SortedKeyList(key=_by_turn)
         """PENDING in the order of leasing: fewest failures first, then by ordinal."""
         self.pending_aged: SortedKeyList = SortedKeyList(key=_by_age)
@@ -67,13 +73,21 @@ class GroupTable:
         """Sessions that current leases are still to deliver."""
 
     def __len__(self) -> int:
-        return len(self.by_ordinal)
+        return len(self._by_uid)
+
+    def __iter__(self) -> Iterator[Group]:
+        return iter(self.by_ordinal.values())
 
     def __contains__(self, uid: str) -> bool:
         return uid in self._by_uid
 
     def __getitem__(self, uid: str) -> Group:
         return self._by_uid[uid]
+
+    @property
+    def fed_count(self) -> int:
+        """Groups ever registered."""
+        return len(self._by_uid) + sum(self.forgotten.values())
 
     def get(self, uid: str) -> Group | None:
         """Return the group, or None if that uid was never fed."""
@@ -84,12 +98,30 @@ class GroupTable:
         return [*self.pending, *self.running, *self.finished, *self.failed.values()]
 
     def add(self, group: Group) -> None:
-        """Take in a new group. Its ordinal is the table's length."""
-        assert group.ordinal == len(self.by_ordinal)
+        """Take in a group that is not there yet."""
         assert group.uid not in self._by_uid
+        assert group.ordinal not in self.by_ordinal
         self._by_uid[group.uid] = group
-        self.by_ordinal.append(group)
+        self.by_ordinal[group.ordinal] = group
         self._insert(group)
+
+    def forget_settled(self, keep: int) -> None:
+        """Forget all but the last `keep` settled groups."""
+        while len(self._settled) > keep:
+            group = self._by_uid.pop(self._settled.popleft())
+            del self.by_ordinal[group.ordinal]
+            self.forgotten[group.state] += 1
+
+    def recall_forgotten(self, trained: int, dropped: Mapping[int, int]) -> None:
+        """Count groups that an earlier life forgot."""
+        self.forgotten += Counter({TRAINED: trained, DROPPED: sum(dropped.values())})
+        self.counts += Counter({TRAINED: trained, DROPPED: sum(dropped.values())})
+        self.dropped += Counter(dict(dropped))
+
+    def in_order_of_settling(self) -> Iterator[Group]:
+        """Give the settled groups that are remembered, oldest first, then the live ones."""
+        yield from (self._by_uid[uid] for uid in self._settled)
+        yield from (group for group in self._by_uid.values() if group.state in LIVE)
 
     @contextmanager
     def changing(self, group: Group) -> Iterator[Group]:
@@ -124,6 +156,7 @@ class GroupTable:
             self.leases[group.worker_id] += 1
             self.running_missing += self._n - len(group.sessions)
         if group.state in SETTLED:
+            self._settled.append(group.uid)
             group.payload = None
         else:
             self.held_bytes += group.held_bytes
@@ -149,7 +182,7 @@ class GroupTable:
     def to_counts(self) -> prompt_pb2.StateCounts:
         """Shape the counts for the wire."""
         return prompt_pb2.StateCounts(
-            fed=len(self.by_ordinal),
+            fed=self.fed_count,
             pending=self.counts[PENDING],
             running=self.counts[RUNNING],
             finished=self.counts[FINISHED],

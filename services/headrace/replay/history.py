@@ -23,7 +23,7 @@ SCAN_LIMIT = 100_000
 
 
 def locate(ledger: Ledger, journal: Journal, uid: str) -> replay_pb2.LocatePromptResponse:
-    """Give a prompt's place and its events.
+    """Give a prompt's place and its events, as far back as the journal goes.
 
     Raises:
         PromptUnknownError: it was never fed.
@@ -31,8 +31,13 @@ def locate(ledger: Ledger, journal: Journal, uid: str) -> replay_pb2.LocatePromp
     """
     group = ledger.groups.get(uid)
     if group is None:
-        raise PromptUnknownError(f"no prompt {uid!r} was ever fed", uid=uid)
-    records = journal.read(list(dict.fromkeys(group.history)))
+        raise PromptUnknownError(
+            f"no prompt {uid!r} was fed, or it settled so long ago that it was forgotten "
+            "(journal.keep_settled)",
+            uid=uid,
+        )
+    kept = [position for position in group.history if position >= journal.first_position]
+    records = journal.read(list(dict.fromkeys(kept)))
     return replay_pb2.LocatePromptResponse(
         group=group.to_proto(),
         history=[to_ledger_event(record, only_uid=uid) for record in records],
@@ -53,28 +58,27 @@ def list_prompts(
         raise InvalidFieldError("page_size", f"must be 1 to {MAX_PAGE_SIZE}")
     if request.page_token and not request.page_token.isdecimal():
         raise InvalidFieldError("page_token", "is not one that this service gave")
-    first = int(request.page_token or 0)
     found: list[prompt_pb2.PromptGroup] = []
-    ordinal, room = first, MESSAGE_BYTES
-    while ordinal < len(groups) and len(found) < size and ordinal - first < SCAN_LIMIT and room > 0:
+    room, looked_at = MESSAGE_BYTES, 0
+    for ordinal in groups.by_ordinal.irange(minimum=int(request.page_token or 0)):
+        if len(found) == size or room <= 0 or looked_at == SCAN_LIMIT:
+            return replay_pb2.ListPromptsResponse(groups=found, next_page_token=str(ordinal))
+        looked_at += 1
         group = groups.by_ordinal[ordinal]
-        ordinal += 1
         if request.state and group.state != request.state:
             continue
         if request.drop_reason and group.drop_reason != request.drop_reason:
             continue
         found.append(group.to_proto())
         room -= found[-1].ByteSize()
-    return replay_pb2.ListPromptsResponse(
-        groups=found, next_page_token=str(ordinal) if ordinal < len(groups) else ""
-    )
+    return replay_pb2.ListPromptsResponse(groups=found)
 
 
 async def watch(
     journal: Journal, committer: Committer, after_position: int
 ) -> AsyncIterator[replay_pb2.WatchEventsResponse]:
-    """Give the events after a position, and go on as they come."""
-    position = after_position
+    """Give the events after a position, and go on as they come. 0 = as far back as there are."""
+    position = after_position or journal.first_position - 1
     while True:
         await committer.durable(position + 1)
         last = min(committer.position, position + EVENTS_PER_READ)

@@ -67,6 +67,8 @@ def allowance(
     `store_held_bytes` is what the store last said it holds, which may be more than the ledger
     knows of: rows that are not swept yet.
     """
+    if ledger.paused:
+        return Allowance(0, "the run is paused (ResumeRun lets it go on)")
     probes = circuit.may_lease(ledger, worker_id)
     held = ledger.groups.leases[worker_id]
     if probes is not None and held >= probes:

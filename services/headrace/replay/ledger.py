@@ -36,6 +36,9 @@ from headrace.replay.window import Window
 from headrace.v1 import journal_pb2 as journal
 from headrace.v1 import prompt_pb2, replay_pb2
 
+HAND_FED_ORDINAL = 2**40
+"""Ordinals of rows that came in by hand begin here, beyond every feed."""
+
 
 class Ledger:
     """The state of a run, and the events that have not been written yet."""
@@ -59,6 +62,11 @@ class Ledger:
         self.latest_weights: prompt_pb2.PublishedWeights | None = None
         self.store_incarnation = ""
         self.store_capacity = 0
+        self.cursor = 0
+        """The next ordinal of the feed."""
+        self.source_state = ""
+        self.hand_fed: dict[str, journal.HandFed] = {}
+        self.paused = False
         self.credit = 0
         self.credit_answers: dict[str, int] = {}
         self.circuit = Circuit()
@@ -98,9 +106,9 @@ class Ledger:
         return self.committed_step + 1
 
     @property
-    def cursor(self) -> int:
-        """The next ordinal."""
-        return len(self.groups)
+    def hand_fed_count(self) -> int:
+        """Rows that came in by hand."""
+        return sum(fed.count for fed in self.hand_fed.values())
 
     @property
     def feed_is_over(self) -> bool:
@@ -136,22 +144,34 @@ class Ledger:
         self.feed = Feed(event.row_count, event.ordinal_count, event.total_steps, event.fingerprint)
 
     def _on_prompts_registered(self, event: journal.PromptsRegistered) -> None:
-        fed_by_hand = 0
+        wanted = 0
         for offset, prompt in enumerate(event.prompts):
-            dropped = prompt.drop_reason != prompt_pb2.DROP_REASON_UNSPECIFIED
-            group = Group(
-                uid=prompt.uid,
-                ordinal=event.first_ordinal + offset,
-                payload=prompt.payload,
-                state=DROPPED if dropped else PENDING,
-                drop_reason=prompt.drop_reason,
-                fed_step=self.current_step,
-                base=self.current_step if self.basis == "fed" and not dropped else 0,
-            )
-            self.groups.add(group)
-            self._touch(group)
-            fed_by_hand += not dropped
-        self.credit = max(0, self.credit - max(0, fed_by_hand - event.own_demand))
+            self._register(prompt, event.first_ordinal + offset)
+            wanted += prompt.drop_reason == prompt_pb2.DROP_REASON_UNSPECIFIED
+        self.cursor += len(event.prompts)
+        self.source_state = event.source_state
+        self.credit = max(0, self.credit - max(0, wanted - event.own_demand))
+
+    def _on_rows_registered(self, event: journal.RowsRegistered) -> None:
+        first = HAND_FED_ORDINAL + self.hand_fed_count
+        for offset, prompt in enumerate(event.prompts):
+            self._register(prompt, first + offset)
+        fed = journal.HandFed(call=event.call, count=len(event.prompts))
+        self.hand_fed[event.request_id] = fed
+
+    def _register(self, prompt: replay_pb2.NewPrompt, ordinal: int) -> None:
+        dropped = prompt.drop_reason != prompt_pb2.DROP_REASON_UNSPECIFIED
+        group = Group(
+            uid=prompt.uid,
+            ordinal=ordinal,
+            payload=prompt.payload,
+            state=DROPPED if dropped else PENDING,
+            drop_reason=prompt.drop_reason,
+            fed_step=self.current_step,
+            base=self.current_step if self.basis == "fed" and not dropped else 0,
+        )
+        self.groups.add(group)
+        self._touch(group)
 
     def _on_prompts_leased(self, event: journal.PromptsLeased) -> None:
         for lease in event.leases:
@@ -325,6 +345,12 @@ class Ledger:
                 if group.state == FAILED:
                     group.state = PENDING
                 self._touch(group)
+
+    def _on_run_paused(self, event: journal.RunPaused) -> None:
+        self.paused = True
+
+    def _on_run_resumed(self, event: journal.RunResumed) -> None:
+        self.paused = False
 
     def _on_run_ended(self, event: journal.RunEnded) -> None:
         self.ended_by = event.cause

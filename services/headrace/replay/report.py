@@ -39,6 +39,7 @@ def status(
         regenerated=ledger.regenerated,
         store_reserved_bytes=ledger.groups.held_bytes + reserved_bytes(ledger, settings),
         store_capacity_bytes=ledger.store_capacity,
+        paused=ledger.paused,
     )
 
 

@@ -22,59 +22,98 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from headrace.v1 import feeder_pb2 as headrace_dot_v1_dot_feeder__pb2
 from headrace.v1 import prompt_pb2 as headrace_dot_v1_dot_prompt__pb2
 from headrace.v1 import replay_pb2 as headrace_dot_v1_dot_replay__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19headrace/v1/journal.proto\x12\x0bheadrace.v1\x1a\x18headrace/v1/prompt.proto\x1a\x18headrace/v1/replay.proto\"\xdd\t\n\rJournalRecord\x12\x16\n\x0eschema_version\x18\x01 \x01(\x05\x12\x10\n\x08position\x18\x02 \x01(\x03\x12\x14\n\x0cwriter_epoch\x18\x03 \x01(\x03\x12\x13\n\x0bunix_time_s\x18\x04 \x01(\x01\x12,\n\nrun_opened\x18\n \x01(\x0b\x32\x16.headrace.v1.RunOpenedH\x00\x12.\n\x0b\x66\x65\x65\x64_opened\x18\x0b \x01(\x0b\x32\x17.headrace.v1.FeedOpenedH\x00\x12<\n\x12prompts_registered\x18\x0c \x01(\x0b\x32\x1e.headrace.v1.PromptsRegisteredH\x00\x12\x34\n\x0eprompts_leased\x18\r \x01(\x0b\x32\x1a.headrace.v1.PromptsLeasedH\x00\x12\x30\n\x0cleases_ended\x18\x0e \x01(\x0b\x32\x18.headrace.v1.LeasesEndedH\x00\x12<\n\x12sessions_completed\x18\x0f \x01(\x0b\x32\x1e.headrace.v1.SessionsCompletedH\x00\x12\x34\n\x0egroups_dropped\x18\x10 \x01(\x0b\x32\x1a.headrace.v1.GroupsDroppedH\x00\x12<\n\x12trainer_registered\x18\x11 \x01(\x0b\x32\x1e.headrace.v1.TrainerRegisteredH\x00\x12:\n\x11weights_published\x18\x12 \x01(\x0b\x32\x1d.headrace.v1.WeightsPublishedH\x00\x12.\n\x0bstep_opened\x18\x13 \x01(\x0b\x32\x17.headrace.v1.StepOpenedH\x00\x12\x32\n\rbatch_sampled\x18\x14 \x01(\x0b\x32\x19.headrace.v1.BatchSampledH\x00\x12\x36\n\x0fgroups_returned\x18\x15 \x01(\x0b\x32\x1b.headrace.v1.GroupsReturnedH\x00\x12\x34\n\x0estep_committed\x18\x16 \x01(\x0b\x32\x1a.headrace.v1.StepCommittedH\x00\x12\x38\n\x10store_registered\x18\x17 \x01(\x0b\x32\x1c.headrace.v1.StoreRegisteredH\x00\x12\x30\n\x0c\x63redit_added\x18\x18 \x01(\x0b\x32\x18.headrace.v1.CreditAddedH\x00\x12\x34\n\x0e\x63ircuit_opened\x18\x19 \x01(\x0b\x32\x1a.headrace.v1.CircuitOpenedH\x00\x12\x34\n\x0e\x63ircuit_closed\x18\x1a \x01(\x0b\x32\x1a.headrace.v1.CircuitClosedH\x00\x12*\n\trun_ended\x18\x1b \x01(\x0b\x32\x15.headrace.v1.RunEndedH\x00\x12\x32\n\rgroups_failed\x18\x1c \x01(\x0b\x32\x19.headrace.v1.GroupsFailedH\x00\x12<\n\x12sessions_forgotten\x18\x1d \x01(\x0b\x32\x1e.headrace.v1.SessionsForgottenH\x00\x12\x34\n\x0eworker_ejected\x18\x1e \x01(\x0b\x32\x1a.headrace.v1.WorkerEjectedH\x00\x42\x07\n\x05\x65vent\"`\n\tRunOpened\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0f\n\x07lineage\x18\x02 \x01(\t\x12\t\n\x01n\x18\x03 \x01(\x05\x12\x18\n\x10train_batch_size\x18\x04 \x01(\x05\x12\r\n\x05\x62\x61sis\x18\x05 \x01(\t\"`\n\nFeedOpened\x12\x11\n\trow_count\x18\x01 \x01(\x03\x12\x15\n\rordinal_count\x18\x02 \x01(\x03\x12\x13\n\x0btotal_steps\x18\x03 \x01(\x03\x12\x13\n\x0b\x66ingerprint\x18\x04 \x01(\t\"g\n\x11PromptsRegistered\x12\x15\n\rfirst_ordinal\x18\x01 \x01(\x03\x12\'\n\x07prompts\x18\x02 \x03(\x0b\x32\x16.headrace.v1.NewPrompt\x12\x12\n\nown_demand\x18\x03 \x01(\x03\"r\n\rPromptsLeased\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\'\n\x07weights\x18\x02 \x01(\x0b\x32\x16.headrace.v1.WeightsId\x12%\n\x06leases\x18\x03 \x03(\x0b\x32\x15.headrace.v1.LeaseRef\"I\n\x0bLeasesEnded\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\'\n\x06leases\x18\x02 \x03(\x0b\x32\x17.headrace.v1.EndedLease\"r\n\x11SessionsCompleted\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x19\n\x11store_incarnation\x18\x02 \x01(\t\x12/\n\x08sessions\x18\x03 \x03(\x0b\x32\x1d.headrace.v1.CompletedSession\"c\n\rGroupsDropped\x12\'\n\x06reason\x18\x01 \x01(\x0e\x32\x17.headrace.v1.DropReason\x12\x0c\n\x04uids\x18\x02 \x03(\t\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\r\n\x05spans\x18\x04 \x03(\x03\"<\n\x11TrainerRegistered\x12\x12\n\ntrainer_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x03\"B\n\x10WeightsPublished\x12.\n\x07weights\x18\x01 \x01(\x0b\x32\x1d.headrace.v1.PublishedWeights\"C\n\nStepOpened\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12\x13\n\x0bgroup_count\x18\x02 \x01(\x05\x12\x12\n\npart_count\x18\x03 \x01(\x05\"I\n\x0c\x42\x61tchSampled\x12\x0f\n\x07lineage\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x0c\n\x04part\x18\x03 \x01(\x05\x12\x0c\n\x04uids\x18\x04 \x03(\t\"I\n\x0eGroupsReturned\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12\x0c\n\x04part\x18\x02 \x01(\x05\x12\x0c\n\x04uids\x18\x03 \x03(\t\x12\r\n\x05\x65rror\x18\x04 \x01(\t\".\n\rStepCommitted\x12\x0f\n\x07lineage\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\"D\n\x0fStoreRegistered\x12\x19\n\x11store_incarnation\x18\x01 \x01(\t\x12\x16\n\x0e\x63\x61pacity_bytes\x18\x02 \x01(\x03\">\n\x0b\x43reditAdded\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x63ount\x18\x02 \x01(\x03\x12\x0c\n\x04kind\x18\x03 \x01(\t\"H\n\rCircuitOpened\x12(\n\x05\x63\x61use\x18\x01 \x01(\x0e\x32\x19.headrace.v1.CircuitCause\x12\r\n\x05\x65rror\x18\x02 \x01(\t\"\x1b\n\rCircuitClosed\x12\n\n\x02\x62y\x18\x01 \x01(\t\"\x19\n\x08RunEnded\x12\r\n\x05\x63\x61use\x18\x01 \x01(\t\"\x1c\n\x0cGroupsFailed\x12\x0c\n\x04uids\x18\x01 \x03(\t\"/\n\x11SessionsForgotten\x12\x0c\n\x04uids\x18\x01 \x03(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\"\"\n\rWorkerEjected\x12\x11\n\tworker_id\x18\x01 \x01(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19headrace/v1/journal.proto\x12\x0bheadrace.v1\x1a\x18headrace/v1/feeder.proto\x1a\x18headrace/v1/prompt.proto\x1a\x18headrace/v1/replay.proto\"\xf3\n\n\rJournalRecord\x12\x16\n\x0eschema_version\x18\x01 \x01(\x05\x12\x10\n\x08position\x18\x02 \x01(\x03\x12\x14\n\x0cwriter_epoch\x18\x03 \x01(\x03\x12\x13\n\x0bunix_time_s\x18\x04 \x01(\x01\x12,\n\nrun_opened\x18\n \x01(\x0b\x32\x16.headrace.v1.RunOpenedH\x00\x12.\n\x0b\x66\x65\x65\x64_opened\x18\x0b \x01(\x0b\x32\x17.headrace.v1.FeedOpenedH\x00\x12<\n\x12prompts_registered\x18\x0c \x01(\x0b\x32\x1e.headrace.v1.PromptsRegisteredH\x00\x12\x34\n\x0eprompts_leased\x18\r \x01(\x0b\x32\x1a.headrace.v1.PromptsLeasedH\x00\x12\x30\n\x0cleases_ended\x18\x0e \x01(\x0b\x32\x18.headrace.v1.LeasesEndedH\x00\x12<\n\x12sessions_completed\x18\x0f \x01(\x0b\x32\x1e.headrace.v1.SessionsCompletedH\x00\x12\x34\n\x0egroups_dropped\x18\x10 \x01(\x0b\x32\x1a.headrace.v1.GroupsDroppedH\x00\x12<\n\x12trainer_registered\x18\x11 \x01(\x0b\x32\x1e.headrace.v1.TrainerRegisteredH\x00\x12:\n\x11weights_published\x18\x12 \x01(\x0b\x32\x1d.headrace.v1.WeightsPublishedH\x00\x12.\n\x0bstep_opened\x18\x13 \x01(\x0b\x32\x17.headrace.v1.StepOpenedH\x00\x12\x32\n\rbatch_sampled\x18\x14 \x01(\x0b\x32\x19.headrace.v1.BatchSampledH\x00\x12\x36\n\x0fgroups_returned\x18\x15 \x01(\x0b\x32\x1b.headrace.v1.GroupsReturnedH\x00\x12\x34\n\x0estep_committed\x18\x16 \x01(\x0b\x32\x1a.headrace.v1.StepCommittedH\x00\x12\x38\n\x10store_registered\x18\x17 \x01(\x0b\x32\x1c.headrace.v1.StoreRegisteredH\x00\x12\x30\n\x0c\x63redit_added\x18\x18 \x01(\x0b\x32\x18.headrace.v1.CreditAddedH\x00\x12\x34\n\x0e\x63ircuit_opened\x18\x19 \x01(\x0b\x32\x1a.headrace.v1.CircuitOpenedH\x00\x12\x34\n\x0e\x63ircuit_closed\x18\x1a \x01(\x0b\x32\x1a.headrace.v1.CircuitClosedH\x00\x12*\n\trun_ended\x18\x1b \x01(\x0b\x32\x15.headrace.v1.RunEndedH\x00\x12\x32\n\rgroups_failed\x18\x1c \x01(\x0b\x32\x19.headrace.v1.GroupsFailedH\x00\x12<\n\x12sessions_forgotten\x18\x1d \x01(\x0b\x32\x1e.headrace.v1.SessionsForgottenH\x00\x12\x34\n\x0eworker_ejected\x18\x1e \x01(\x0b\x32\x1a.headrace.v1.WorkerEjectedH\x00\x12\x36\n\x0frows_registered\x18\x1f \x01(\x0b\x32\x1b.headrace.v1.RowsRegisteredH\x00\x12,\n\nrun_paused\x18  \x01(\x0b\x32\x16.headrace.v1.RunPausedH\x00\x12.\n\x0brun_resumed\x18! \x01(\x0b\x32\x17.headrace.v1.RunResumedH\x00\x42\x07\n\x05\x65vent\"`\n\tRunOpened\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0f\n\x07lineage\x18\x02 \x01(\t\x12\t\n\x01n\x18\x03 \x01(\x05\x12\x18\n\x10train_batch_size\x18\x04 \x01(\x05\x12\r\n\x05\x62\x61sis\x18\x05 \x01(\t\"`\n\nFeedOpened\x12\x11\n\trow_count\x18\x01 \x01(\x03\x12\x15\n\rordinal_count\x18\x02 \x01(\x03\x12\x13\n\x0btotal_steps\x18\x03 \x01(\x03\x12\x13\n\x0b\x66ingerprint\x18\x04 \x01(\t\"}\n\x11PromptsRegistered\x12\x15\n\rfirst_ordinal\x18\x01 \x01(\x03\x12\'\n\x07prompts\x18\x02 \x03(\x0b\x32\x16.headrace.v1.NewPrompt\x12\x12\n\nown_demand\x18\x03 \x01(\x03\x12\x14\n\x0csource_state\x18\x04 \x01(\t\"r\n\rPromptsLeased\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\'\n\x07weights\x18\x02 \x01(\x0b\x32\x16.headrace.v1.WeightsId\x12%\n\x06leases\x18\x03 \x03(\x0b\x32\x15.headrace.v1.LeaseRef\"I\n\x0bLeasesEnded\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\'\n\x06leases\x18\x02 \x03(\x0b\x32\x17.headrace.v1.EndedLease\"r\n\x11SessionsCompleted\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x19\n\x11store_incarnation\x18\x02 \x01(\t\x12/\n\x08sessions\x18\x03 \x03(\x0b\x32\x1d.headrace.v1.CompletedSession\"c\n\rGroupsDropped\x12\'\n\x06reason\x18\x01 \x01(\x0e\x32\x17.headrace.v1.DropReason\x12\x0c\n\x04uids\x18\x02 \x03(\t\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\r\n\x05spans\x18\x04 \x03(\x03\"<\n\x11TrainerRegistered\x12\x12\n\ntrainer_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x03\"B\n\x10WeightsPublished\x12.\n\x07weights\x18\x01 \x01(\x0b\x32\x1d.headrace.v1.PublishedWeights\"C\n\nStepOpened\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12\x13\n\x0bgroup_count\x18\x02 \x01(\x05\x12\x12\n\npart_count\x18\x03 \x01(\x05\"I\n\x0c\x42\x61tchSampled\x12\x0f\n\x07lineage\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x0c\n\x04part\x18\x03 \x01(\x05\x12\x0c\n\x04uids\x18\x04 \x03(\t\"I\n\x0eGroupsReturned\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12\x0c\n\x04part\x18\x02 \x01(\x05\x12\x0c\n\x04uids\x18\x03 \x03(\t\x12\r\n\x05\x65rror\x18\x04 \x01(\t\".\n\rStepCommitted\x12\x0f\n\x07lineage\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\"D\n\x0fStoreRegistered\x12\x19\n\x11store_incarnation\x18\x01 \x01(\t\x12\x16\n\x0e\x63\x61pacity_bytes\x18\x02 \x01(\x03\">\n\x0b\x43reditAdded\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x63ount\x18\x02 \x01(\x03\x12\x0c\n\x04kind\x18\x03 \x01(\t\"H\n\rCircuitOpened\x12(\n\x05\x63\x61use\x18\x01 \x01(\x0e\x32\x19.headrace.v1.CircuitCause\x12\r\n\x05\x65rror\x18\x02 \x01(\t\"\x1b\n\rCircuitClosed\x12\n\n\x02\x62y\x18\x01 \x01(\t\"\x19\n\x08RunEnded\x12\r\n\x05\x63\x61use\x18\x01 \x01(\t\"\x1c\n\x0cGroupsFailed\x12\x0c\n\x04uids\x18\x01 \x03(\t\"/\n\x11SessionsForgotten\x12\x0c\n\x04uids\x18\x01 \x03(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\"\"\n\rWorkerEjected\x12\x11\n\tworker_id\x18\x01 \x01(\t\"[\n\x0eRowsRegistered\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0c\n\x04\x63\x61ll\x18\x02 \x01(\x03\x12\'\n\x07prompts\x18\x03 \x03(\x0b\x32\x16.headrace.v1.NewPrompt\"\x0b\n\tRunPaused\"\x0c\n\nRunResumed\"\xd1\t\n\nLedgerBase\x12\x16\n\x0eschema_version\x18\x01 \x01(\x05\x12\x10\n\x08position\x18\x02 \x01(\x03\x12*\n\nrun_opened\x18\x03 \x01(\x0b\x32\x16.headrace.v1.RunOpened\x12,\n\x0b\x66\x65\x65\x64_opened\x18\x04 \x01(\x0b\x32\x17.headrace.v1.FeedOpened\x12\x0e\n\x06\x63ursor\x18\x05 \x01(\x03\x12\x16\n\x0e\x63ommitted_step\x18\x06 \x01(\x03\x12*\n\topen_step\x18\x07 \x01(\x0b\x32\x17.headrace.v1.StepOpened\x12\'\n\x05parts\x18\x08 \x03(\x0b\x32\x18.headrace.v1.SampledPart\x12,\n\x0blast_commit\x18\t \x01(\x0b\x32\x17.headrace.v1.CommitMemo\x12/\n\x07trainer\x18\n \x01(\x0b\x32\x1e.headrace.v1.TrainerRegistered\x12\x17\n\x0f\x66ormer_trainers\x18\x0b \x03(\t\x12.\n\x07weights\x18\x0c \x03(\x0b\x32\x1d.headrace.v1.PublishedWeights\x12+\n\x05store\x18\r \x01(\x0b\x32\x1c.headrace.v1.StoreRegistered\x12\x0e\n\x06\x63redit\x18\x0e \x01(\x03\x12\x42\n\x0e\x63redit_answers\x18\x0f \x03(\x0b\x32*.headrace.v1.LedgerBase.CreditAnswersEntry\x12+\n\x07\x63ircuit\x18\x10 \x01(\x0b\x32\x1a.headrace.v1.CircuitOpened\x12+\n\x07streaks\x18\x11 \x03(\x0b\x32\x1a.headrace.v1.FailureStreak\x12\x18\n\x10\x66iltered_in_step\x18\x12 \x01(\x03\x12=\n\x0bregenerated\x18\x13 \x03(\x0b\x32(.headrace.v1.LedgerBase.RegeneratedEntry\x12\x10\n\x08\x65nded_by\x18\x14 \x01(\t\x12\x0e\n\x06paused\x18\x15 \x01(\x08\x12\x36\n\x08hand_fed\x18\x16 \x03(\x0b\x32$.headrace.v1.LedgerBase.HandFedEntry\x12(\n\x06groups\x18\x17 \x03(\x0b\x32\x18.headrace.v1.StoredGroup\x12\x19\n\x11\x66orgotten_trained\x18\x18 \x01(\x03\x12H\n\x11\x66orgotten_dropped\x18\x19 \x03(\x0b\x32-.headrace.v1.LedgerBase.ForgottenDroppedEntry\x12\x14\n\x0csource_state\x18\x1a \x01(\t\x1a\x34\n\x12\x43reditAnswersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x1a\x32\n\x10RegeneratedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\x1a\x44\n\x0cHandFedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12#\n\x05value\x18\x02 \x01(\x0b\x32\x14.headrace.v1.HandFed:\x02\x38\x01\x1a\x37\n\x15\x46orgottenDroppedEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"\x1b\n\x0bSampledPart\x12\x0c\n\x04uids\x18\x01 \x03(\t\"X\n\nCommitMemo\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12\x15\n\rtrained_count\x18\x02 \x01(\x03\x12\x13\n\x0bstale_count\x18\x03 \x01(\x03\x12\x10\n\x08position\x18\x04 \x01(\x03\"\xa0\x01\n\rFailureStreak\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12:\n\x08\x66\x61ilures\x18\x02 \x03(\x0b\x32(.headrace.v1.FailureStreak.FailuresEntry\x12\x0f\n\x07\x65jected\x18\x03 \x01(\x08\x1a/\n\rFailuresEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"&\n\x07HandFed\x12\x0c\n\x04\x63\x61ll\x18\x01 \x01(\x03\x12\r\n\x05\x63ount\x18\x02 \x01(\x03\"\xa1\x01\n\x0bStoredGroup\x12\'\n\x05group\x18\x01 \x01(\x0b\x32\x18.headrace.v1.PromptGroup\x12+\n\x07payload\x18\x02 \x01(\x0b\x32\x1a.headrace.v1.PromptPayload\x12\x10\n\x08\x66\x65\x64_step\x18\x03 \x01(\x03\x12\x19\n\x11store_incarnation\x18\x04 \x01(\t\x12\x0f\n\x07history\x18\x05 \x03(\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'headrace.v1.journal_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_JOURNALRECORD']._serialized_start=95
-  _globals['_JOURNALRECORD']._serialized_end=1340
-  _globals['_RUNOPENED']._serialized_start=1342
-  _globals['_RUNOPENED']._serialized_end=1438
-  _globals['_FEEDOPENED']._serialized_start=1440
-  _globals['_FEEDOPENED']._serialized_end=1536
-  _globals['_PROMPTSREGISTERED']._serialized_start=1538
-  _globals['_PROMPTSREGISTERED']._serialized_end=1641
-  _globals['_PROMPTSLEASED']._serialized_start=1643
-  _globals['_PROMPTSLEASED']._serialized_end=1757
-  _globals['_LEASESENDED']._serialized_start=1759
-  _globals['_LEASESENDED']._serialized_end=1832
-  _globals['_SESSIONSCOMPLETED']._serialized_start=1834
-  _globals['_SESSIONSCOMPLETED']._serialized_end=1948
-  _globals['_GROUPSDROPPED']._serialized_start=1950
-  _globals['_GROUPSDROPPED']._serialized_end=2049
-  _globals['_TRAINERREGISTERED']._serialized_start=2051
-  _globals['_TRAINERREGISTERED']._serialized_end=2111
-  _globals['_WEIGHTSPUBLISHED']._serialized_start=2113
-  _globals['_WEIGHTSPUBLISHED']._serialized_end=2179
-  _globals['_STEPOPENED']._serialized_start=2181
-  _globals['_STEPOPENED']._serialized_end=2248
-  _globals['_BATCHSAMPLED']._serialized_start=2250
-  _globals['_BATCHSAMPLED']._serialized_end=2323
-  _globals['_GROUPSRETURNED']._serialized_start=2325
-  _globals['_GROUPSRETURNED']._serialized_end=2398
-  _globals['_STEPCOMMITTED']._serialized_start=2400
-  _globals['_STEPCOMMITTED']._serialized_end=2446
-  _globals['_STOREREGISTERED']._serialized_start=2448
-  _globals['_STOREREGISTERED']._serialized_end=2516
-  _globals['_CREDITADDED']._serialized_start=2518
-  _globals['_CREDITADDED']._serialized_end=2580
-  _globals['_CIRCUITOPENED']._serialized_start=2582
-  _globals['_CIRCUITOPENED']._serialized_end=2654
-  _globals['_CIRCUITCLOSED']._serialized_start=2656
-  _globals['_CIRCUITCLOSED']._serialized_end=2683
-  _globals['_RUNENDED']._serialized_start=2685
-  _globals['_RUNENDED']._serialized_end=2710
-  _globals['_GROUPSFAILED']._serialized_start=2712
-  _globals['_GROUPSFAILED']._serialized_end=2740
-  _globals['_SESSIONSFORGOTTEN']._serialized_start=2742
-  _globals['_SESSIONSFORGOTTEN']._serialized_end=2789
-  _globals['_WORKEREJECTED']._serialized_start=2791
-  _globals['_WORKEREJECTED']._serialized_end=2825
+  _globals['_LEDGERBASE_CREDITANSWERSENTRY']._loaded_options = None
+  _globals['_LEDGERBASE_CREDITANSWERSENTRY']._serialized_options = b'8\001'
+  _globals['_LEDGERBASE_REGENERATEDENTRY']._loaded_options = None
+  _globals['_LEDGERBASE_REGENERATEDENTRY']._serialized_options = b'8\001'
+  _globals['_LEDGERBASE_HANDFEDENTRY']._loaded_options = None
+  _globals['_LEDGERBASE_HANDFEDENTRY']._serialized_options = b'8\001'
+  _globals['_LEDGERBASE_FORGOTTENDROPPEDENTRY']._loaded_options = None
+  _globals['_LEDGERBASE_FORGOTTENDROPPEDENTRY']._serialized_options = b'8\001'
+  _globals['_FAILURESTREAK_FAILURESENTRY']._loaded_options = None
+  _globals['_FAILURESTREAK_FAILURESENTRY']._serialized_options = b'8\001'
+  _globals['_JOURNALRECORD']._serialized_start=121
+  _globals['_JOURNALRECORD']._serialized_end=1516
+  _globals['_RUNOPENED']._serialized_start=1518
+  _globals['_RUNOPENED']._serialized_end=1614
+  _globals['_FEEDOPENED']._serialized_start=1616
+  _globals['_FEEDOPENED']._serialized_end=1712
+  _globals['_PROMPTSREGISTERED']._serialized_start=1714
+  _globals['_PROMPTSREGISTERED']._serialized_end=1839
+  _globals['_PROMPTSLEASED']._serialized_start=1841
+  _globals['_PROMPTSLEASED']._serialized_end=1955
+  _globals['_LEASESENDED']._serialized_start=1957
+  _globals['_LEASESENDED']._serialized_end=2030
+  _globals['_SESSIONSCOMPLETED']._serialized_start=2032
+  _globals['_SESSIONSCOMPLETED']._serialized_end=2146
+  _globals['_GROUPSDROPPED']._serialized_start=2148
+  _globals['_GROUPSDROPPED']._serialized_end=2247
+  _globals['_TRAINERREGISTERED']._serialized_start=2249
+  _globals['_TRAINERREGISTERED']._serialized_end=2309
+  _globals['_WEIGHTSPUBLISHED']._serialized_start=2311
+  _globals['_WEIGHTSPUBLISHED']._serialized_end=2377
+  _globals['_STEPOPENED']._serialized_start=2379
+  _globals['_STEPOPENED']._serialized_end=2446
+  _globals['_BATCHSAMPLED']._serialized_start=2448
+  _globals['_BATCHSAMPLED']._serialized_end=2521
+  _globals['_GROUPSRETURNED']._serialized_start=2523
+  _globals['_GROUPSRETURNED']._serialized_end=2596
+  _globals['_STEPCOMMITTED']._serialized_start=2598
+  _globals['_STEPCOMMITTED']._serialized_end=2644
+  _globals['_STOREREGISTERED']._serialized_start=2646
+  _globals['_STOREREGISTERED']._serialized_end=2714
+  _globals['_CREDITADDED']._serialized_start=2716
+  _globals['_CREDITADDED']._serialized_end=2778
+  _globals['_CIRCUITOPENED']._serialized_start=2780
+  _globals['_CIRCUITOPENED']._serialized_end=2852
+  _globals['_CIRCUITCLOSED']._serialized_start=2854
+  _globals['_CIRCUITCLOSED']._serialized_end=2881
+  _globals['_RUNENDED']._serialized_start=2883
+  _globals['_RUNENDED']._serialized_end=2908
+  _globals['_GROUPSFAILED']._serialized_start=2910
+  _globals['_GROUPSFAILED']._serialized_end=2938
+  _globals['_SESSIONSFORGOTTEN']._serialized_start=2940
+  _globals['_SESSIONSFORGOTTEN']._serialized_end=2987
+  _globals['_WORKEREJECTED']._serialized_start=2989
+  _globals['_WORKEREJECTED']._serialized_end=3023
+  _globals['_ROWSREGISTERED']._serialized_start=3025
+  _globals['_ROWSREGISTERED']._serialized_end=3116
+  _globals['_RUNPAUSED']._serialized_start=3118
+  _globals['_RUNPAUSED']._serialized_end=3129
+  _globals['_RUNRESUMED']._serialized_start=3131
+  _globals['_RUNRESUMED']._serialized_end=3143
+  _globals['_LEDGERBASE']._serialized_start=3146
+  _globals['_LEDGERBASE']._serialized_end=4379
+  _globals['_LEDGERBASE_CREDITANSWERSENTRY']._serialized_start=4148
+  _globals['_LEDGERBASE_CREDITANSWERSENTRY']._serialized_end=4200
+  _globals['_LEDGERBASE_REGENERATEDENTRY']._serialized_start=4202
+  _globals['_LEDGERBASE_REGENERATEDENTRY']._serialized_end=4252
+  _globals['_LEDGERBASE_HANDFEDENTRY']._serialized_start=4254
+  _globals['_LEDGERBASE_HANDFEDENTRY']._serialized_end=4322
+  _globals['_LEDGERBASE_FORGOTTENDROPPEDENTRY']._serialized_start=4324
+  _globals['_LEDGERBASE_FORGOTTENDROPPEDENTRY']._serialized_end=4379
+  _globals['_SAMPLEDPART']._serialized_start=4381
+  _globals['_SAMPLEDPART']._serialized_end=4408
+  _globals['_COMMITMEMO']._serialized_start=4410
+  _globals['_COMMITMEMO']._serialized_end=4498
+  _globals['_FAILURESTREAK']._serialized_start=4501
+  _globals['_FAILURESTREAK']._serialized_end=4661
+  _globals['_FAILURESTREAK_FAILURESENTRY']._serialized_start=4614
+  _globals['_FAILURESTREAK_FAILURESENTRY']._serialized_end=4661
+  _globals['_HANDFED']._serialized_start=4663
+  _globals['_HANDFED']._serialized_end=4701
+  _globals['_STOREDGROUP']._serialized_start=4704
+  _globals['_STOREDGROUP']._serialized_end=4865
 # @@protoc_insertion_point(module_scope)

@@ -9,6 +9,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from headrace.v1 import feeder_pb2 as _feeder_pb2
 from headrace.v1 import prompt_pb2 as _prompt_pb2
 from headrace.v1 import replay_pb2 as _replay_pb2
 import builtins as _builtins
@@ -53,6 +54,9 @@ class JournalRecord(_message.Message):
     GROUPS_FAILED_FIELD_NUMBER: _builtins.int
     SESSIONS_FORGOTTEN_FIELD_NUMBER: _builtins.int
     WORKER_EJECTED_FIELD_NUMBER: _builtins.int
+    ROWS_REGISTERED_FIELD_NUMBER: _builtins.int
+    RUN_PAUSED_FIELD_NUMBER: _builtins.int
+    RUN_RESUMED_FIELD_NUMBER: _builtins.int
     schema_version: _builtins.int
     """Version of this schema. Now 1."""
     position: _builtins.int
@@ -145,6 +149,18 @@ class JournalRecord(_message.Message):
     def worker_ejected(self) -> Global___WorkerEjected:
         """A worker failed too many prompts in a row."""
 
+    @_builtins.property
+    def rows_registered(self) -> Global___RowsRegistered:
+        """Rows came in by hand."""
+
+    @_builtins.property
+    def run_paused(self) -> Global___RunPaused:
+        """The run was paused."""
+
+    @_builtins.property
+    def run_resumed(self) -> Global___RunResumed:
+        """The run goes on."""
+
     def __init__(
         self,
         *,
@@ -173,12 +189,15 @@ class JournalRecord(_message.Message):
         groups_failed: Global___GroupsFailed | None = ...,
         sessions_forgotten: Global___SessionsForgotten | None = ...,
         worker_ejected: Global___WorkerEjected | None = ...,
+        rows_registered: Global___RowsRegistered | None = ...,
+        run_paused: Global___RunPaused | None = ...,
+        run_resumed: Global___RunResumed | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["batch_sampled", b"batch_sampled", "circuit_closed", b"circuit_closed", "circuit_opened", b"circuit_opened", "credit_added", b"credit_added", "event", b"event", "feed_opened", b"feed_opened", "groups_dropped", b"groups_dropped", "groups_failed", b"groups_failed", "groups_returned", b"groups_returned", "leases_ended", b"leases_ended", "prompts_leased", b"prompts_leased", "prompts_registered", b"prompts_registered", "run_ended", b"run_ended", "run_opened", b"run_opened", "sessions_completed", b"sessions_completed", "sessions_forgotten", b"sessions_forgotten", "step_committed", b"step_committed", "step_opened", b"step_opened", "store_registered", b"store_registered", "trainer_registered", b"trainer_registered", "weights_published", b"weights_published", "worker_ejected", b"worker_ejected"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["batch_sampled", b"batch_sampled", "circuit_closed", b"circuit_closed", "circuit_opened", b"circuit_opened", "credit_added", b"credit_added", "event", b"event", "feed_opened", b"feed_opened", "groups_dropped", b"groups_dropped", "groups_failed", b"groups_failed", "groups_returned", b"groups_returned", "leases_ended", b"leases_ended", "prompts_leased", b"prompts_leased", "prompts_registered", b"prompts_registered", "rows_registered", b"rows_registered", "run_ended", b"run_ended", "run_opened", b"run_opened", "run_paused", b"run_paused", "run_resumed", b"run_resumed", "sessions_completed", b"sessions_completed", "sessions_forgotten", b"sessions_forgotten", "step_committed", b"step_committed", "step_opened", b"step_opened", "store_registered", b"store_registered", "trainer_registered", b"trainer_registered", "weights_published", b"weights_published", "worker_ejected", b"worker_ejected"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_sampled", b"batch_sampled", "circuit_closed", b"circuit_closed", "circuit_opened", b"circuit_opened", "credit_added", b"credit_added", "event", b"event", "feed_opened", b"feed_opened", "groups_dropped", b"groups_dropped", "groups_failed", b"groups_failed", "groups_returned", b"groups_returned", "leases_ended", b"leases_ended", "position", b"position", "prompts_leased", b"prompts_leased", "prompts_registered", b"prompts_registered", "run_ended", b"run_ended", "run_opened", b"run_opened", "schema_version", b"schema_version", "sessions_completed", b"sessions_completed", "sessions_forgotten", b"sessions_forgotten", "step_committed", b"step_committed", "step_opened", b"step_opened", "store_registered", b"store_registered", "trainer_registered", b"trainer_registered", "unix_time_s", b"unix_time_s", "weights_published", b"weights_published", "worker_ejected", b"worker_ejected", "writer_epoch", b"writer_epoch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_sampled", b"batch_sampled", "circuit_closed", b"circuit_closed", "circuit_opened", b"circuit_opened", "credit_added", b"credit_added", "event", b"event", "feed_opened", b"feed_opened", "groups_dropped", b"groups_dropped", "groups_failed", b"groups_failed", "groups_returned", b"groups_returned", "leases_ended", b"leases_ended", "position", b"position", "prompts_leased", b"prompts_leased", "prompts_registered", b"prompts_registered", "rows_registered", b"rows_registered", "run_ended", b"run_ended", "run_opened", b"run_opened", "run_paused", b"run_paused", "run_resumed", b"run_resumed", "schema_version", b"schema_version", "sessions_completed", b"sessions_completed", "sessions_forgotten", b"sessions_forgotten", "step_committed", b"step_committed", "step_opened", b"step_opened", "store_registered", b"store_registered", "trainer_registered", b"trainer_registered", "unix_time_s", b"unix_time_s", "weights_published", b"weights_published", "worker_ejected", b"worker_ejected", "writer_epoch", b"writer_epoch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["run_opened", "feed_opened", "prompts_registered", "prompts_leased", "leases_ended", "sessions_completed", "groups_dropped", "trainer_registered", "weights_published", "step_opened", "batch_sampled", "groups_returned", "step_committed", "store_registered", "credit_added", "circuit_opened", "circuit_closed", "run_ended", "groups_failed", "sessions_forgotten", "worker_ejected"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["run_opened", "feed_opened", "prompts_registered", "prompts_leased", "leases_ended", "sessions_completed", "groups_dropped", "trainer_registered", "weights_published", "step_opened", "batch_sampled", "groups_returned", "step_committed", "store_registered", "credit_added", "circuit_opened", "circuit_closed", "run_ended", "groups_failed", "sessions_forgotten", "worker_ejected", "rows_registered", "run_paused", "run_resumed"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -265,10 +284,13 @@ class PromptsRegistered(_message.Message):
     FIRST_ORDINAL_FIELD_NUMBER: _builtins.int
     PROMPTS_FIELD_NUMBER: _builtins.int
     OWN_DEMAND_FIELD_NUMBER: _builtins.int
+    SOURCE_STATE_FIELD_NUMBER: _builtins.int
     first_ordinal: _builtins.int
     """Ordinal of the first."""
     own_demand: _builtins.int
     """What the window itself lacked then; what goes beyond it uses up credit."""
+    source_state: _builtins.str
+    """State of a source that cannot seek, after these prompts; empty if it can."""
     @_builtins.property
     def prompts(self) -> _containers.RepeatedCompositeFieldContainer[_replay_pb2.NewPrompt]:
         """The prompts."""
@@ -279,10 +301,11 @@ class PromptsRegistered(_message.Message):
         first_ordinal: _builtins.int = ...,
         prompts: _abc.Iterable[_replay_pb2.NewPrompt] | None = ...,
         own_demand: _builtins.int = ...,
+        source_state: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_ordinal", b"first_ordinal", "own_demand", b"own_demand", "prompts", b"prompts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_ordinal", b"first_ordinal", "own_demand", b"own_demand", "prompts", b"prompts", "source_state", b"source_state"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -804,3 +827,486 @@ class WorkerEjected(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WorkerEjected: _TypeAlias = WorkerEjected  # noqa: Y015
+
+@_typing.final
+class RowsRegistered(_message.Message):
+    """Rows came in by hand, beside the feed and beyond the window."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    CALL_FIELD_NUMBER: _builtins.int
+    PROMPTS_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """The wish."""
+    call: _builtins.int
+    """Number of the call, from 1; part of the uids."""
+    @_builtins.property
+    def prompts(self) -> _containers.RepeatedCompositeFieldContainer[_replay_pb2.NewPrompt]:
+        """The prompts, with their uids."""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        call: _builtins.int = ...,
+        prompts: _abc.Iterable[_replay_pb2.NewPrompt] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "prompts", b"prompts", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RowsRegistered: _TypeAlias = RowsRegistered  # noqa: Y015
+
+@_typing.final
+class RunPaused(_message.Message):
+    """The run was paused: nothing is fed or leased until it is resumed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RunPaused: _TypeAlias = RunPaused  # noqa: Y015
+
+@_typing.final
+class RunResumed(_message.Message):
+    """The run goes on."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RunResumed: _TypeAlias = RunResumed  # noqa: Y015
+
+@_typing.final
+class LedgerBase(_message.Message):
+    """The ledger at one position, so that what came before need not be replayed.
+    Settled groups that were forgotten are in the counts only.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class CreditAnswersEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class RegeneratedEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class HandFedEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        @_builtins.property
+        def value(self) -> Global___HandFed: ...
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: Global___HandFed | None = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _typing.Literal["value", b"value"]  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    @_typing.final
+    class ForgottenDroppedEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.int
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.int = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    SCHEMA_VERSION_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
+    RUN_OPENED_FIELD_NUMBER: _builtins.int
+    FEED_OPENED_FIELD_NUMBER: _builtins.int
+    CURSOR_FIELD_NUMBER: _builtins.int
+    COMMITTED_STEP_FIELD_NUMBER: _builtins.int
+    OPEN_STEP_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
+    LAST_COMMIT_FIELD_NUMBER: _builtins.int
+    TRAINER_FIELD_NUMBER: _builtins.int
+    FORMER_TRAINERS_FIELD_NUMBER: _builtins.int
+    WEIGHTS_FIELD_NUMBER: _builtins.int
+    STORE_FIELD_NUMBER: _builtins.int
+    CREDIT_FIELD_NUMBER: _builtins.int
+    CREDIT_ANSWERS_FIELD_NUMBER: _builtins.int
+    CIRCUIT_FIELD_NUMBER: _builtins.int
+    STREAKS_FIELD_NUMBER: _builtins.int
+    FILTERED_IN_STEP_FIELD_NUMBER: _builtins.int
+    REGENERATED_FIELD_NUMBER: _builtins.int
+    ENDED_BY_FIELD_NUMBER: _builtins.int
+    PAUSED_FIELD_NUMBER: _builtins.int
+    HAND_FED_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
+    FORGOTTEN_TRAINED_FIELD_NUMBER: _builtins.int
+    FORGOTTEN_DROPPED_FIELD_NUMBER: _builtins.int
+    SOURCE_STATE_FIELD_NUMBER: _builtins.int
+    schema_version: _builtins.int
+    """Version of this schema. Now 1."""
+    position: _builtins.int
+    """The last event that is in it."""
+    cursor: _builtins.int
+    """The next ordinal."""
+    committed_step: _builtins.int
+    """The last committed step."""
+    credit: _builtins.int
+    """Prompts asked for by hand and not registered yet."""
+    filtered_in_step: _builtins.int
+    """Groups filtered within the current step."""
+    ended_by: _builtins.str
+    """Why the run is over; empty if it is not."""
+    paused: _builtins.bool
+    """Whether it is paused."""
+    forgotten_trained: _builtins.int
+    """Forgotten groups that were trained."""
+    source_state: _builtins.str
+    """State of a source that cannot seek, as the feeder last gave it."""
+    @_builtins.property
+    def run_opened(self) -> Global___RunOpened:
+        """The run's opening."""
+
+    @_builtins.property
+    def feed_opened(self) -> Global___FeedOpened:
+        """The data set, if known."""
+
+    @_builtins.property
+    def open_step(self) -> Global___StepOpened:
+        """The step that is open, if any."""
+
+    @_builtins.property
+    def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___SampledPart]:
+        """Its parts, in order."""
+
+    @_builtins.property
+    def last_commit(self) -> Global___CommitMemo:
+        """The answer to the last commit."""
+
+    @_builtins.property
+    def trainer(self) -> Global___TrainerRegistered:
+        """The trainer."""
+
+    @_builtins.property
+    def former_trainers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Trainers that were succeeded."""
+
+    @_builtins.property
+    def weights(self) -> _containers.RepeatedCompositeFieldContainer[_prompt_pb2.PublishedWeights]:
+        """Published weights, oldest first; the last is the newest."""
+
+    @_builtins.property
+    def store(self) -> Global___StoreRegistered:
+        """The store."""
+
+    @_builtins.property
+    def credit_answers(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Answers to FeedPrompts and Refill, by request."""
+
+    @_builtins.property
+    def circuit(self) -> Global___CircuitOpened:
+        """The circuit, if it is open."""
+
+    @_builtins.property
+    def streaks(self) -> _containers.RepeatedCompositeFieldContainer[Global___FailureStreak]:
+        """Failures in a row, by worker."""
+
+    @_builtins.property
+    def regenerated(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Times a group had to be leased again, by cause."""
+
+    @_builtins.property
+    def hand_fed(self) -> _containers.MessageMap[_builtins.str, Global___HandFed]:
+        """Calls of RegisterRows so far, by request: the number of the call and of its rows."""
+
+    @_builtins.property
+    def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___StoredGroup]:
+        """Groups that are live, and the last settled ones, in order of settling."""
+
+    @_builtins.property
+    def forgotten_dropped(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:
+        """Forgotten groups that were dropped, by reason."""
+
+    def __init__(
+        self,
+        *,
+        schema_version: _builtins.int = ...,
+        position: _builtins.int = ...,
+        run_opened: Global___RunOpened | None = ...,
+        feed_opened: Global___FeedOpened | None = ...,
+        cursor: _builtins.int = ...,
+        committed_step: _builtins.int = ...,
+        open_step: Global___StepOpened | None = ...,
+        parts: _abc.Iterable[Global___SampledPart] | None = ...,
+        last_commit: Global___CommitMemo | None = ...,
+        trainer: Global___TrainerRegistered | None = ...,
+        former_trainers: _abc.Iterable[_builtins.str] | None = ...,
+        weights: _abc.Iterable[_prompt_pb2.PublishedWeights] | None = ...,
+        store: Global___StoreRegistered | None = ...,
+        credit: _builtins.int = ...,
+        credit_answers: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        circuit: Global___CircuitOpened | None = ...,
+        streaks: _abc.Iterable[Global___FailureStreak] | None = ...,
+        filtered_in_step: _builtins.int = ...,
+        regenerated: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        ended_by: _builtins.str = ...,
+        paused: _builtins.bool = ...,
+        hand_fed: _abc.Mapping[_builtins.str, Global___HandFed] | None = ...,
+        groups: _abc.Iterable[Global___StoredGroup] | None = ...,
+        forgotten_trained: _builtins.int = ...,
+        forgotten_dropped: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
+        source_state: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["circuit", b"circuit", "feed_opened", b"feed_opened", "last_commit", b"last_commit", "open_step", b"open_step", "run_opened", b"run_opened", "store", b"store", "trainer", b"trainer"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["circuit", b"circuit", "committed_step", b"committed_step", "credit", b"credit", "credit_answers", b"credit_answers", "cursor", b"cursor", "ended_by", b"ended_by", "feed_opened", b"feed_opened", "filtered_in_step", b"filtered_in_step", "forgotten_dropped", b"forgotten_dropped", "forgotten_trained", b"forgotten_trained", "former_trainers", b"former_trainers", "groups", b"groups", "hand_fed", b"hand_fed", "last_commit", b"last_commit", "open_step", b"open_step", "parts", b"parts", "paused", b"paused", "position", b"position", "regenerated", b"regenerated", "run_opened", b"run_opened", "schema_version", b"schema_version", "source_state", b"source_state", "store", b"store", "streaks", b"streaks", "trainer", b"trainer", "weights", b"weights"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LedgerBase: _TypeAlias = LedgerBase  # noqa: Y015
+
+@_typing.final
+class SampledPart(_message.Message):
+    """A part of the open step."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UIDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def uids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Its groups."""
+
+    def __init__(
+        self,
+        *,
+        uids: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["uids", b"uids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SampledPart: _TypeAlias = SampledPart  # noqa: Y015
+
+@_typing.final
+class CommitMemo(_message.Message):
+    """The answer to the last CommitStep."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEP_FIELD_NUMBER: _builtins.int
+    TRAINED_COUNT_FIELD_NUMBER: _builtins.int
+    STALE_COUNT_FIELD_NUMBER: _builtins.int
+    POSITION_FIELD_NUMBER: _builtins.int
+    step: _builtins.int
+    """The step."""
+    trained_count: _builtins.int
+    """Groups trained in it."""
+    stale_count: _builtins.int
+    """Groups dropped as stale by it."""
+    position: _builtins.int
+    """Where the commit stands in the journal."""
+    def __init__(
+        self,
+        *,
+        step: _builtins.int = ...,
+        trained_count: _builtins.int = ...,
+        stale_count: _builtins.int = ...,
+        position: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["position", b"position", "stale_count", b"stale_count", "step", b"step", "trained_count", b"trained_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CommitMemo: _TypeAlias = CommitMemo  # noqa: Y015
+
+@_typing.final
+class FailureStreak(_message.Message):
+    """A worker's failures since its last success."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class FailuresEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    FAILURES_FIELD_NUMBER: _builtins.int
+    EJECTED_FIELD_NUMBER: _builtins.int
+    worker_id: _builtins.str
+    """The worker."""
+    ejected: _builtins.bool
+    """Whether it is ejected."""
+    @_builtins.property
+    def failures(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Failures by prompt."""
+
+    def __init__(
+        self,
+        *,
+        worker_id: _builtins.str = ...,
+        failures: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        ejected: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ejected", b"ejected", "failures", b"failures", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FailureStreak: _TypeAlias = FailureStreak  # noqa: Y015
+
+@_typing.final
+class HandFed(_message.Message):
+    """One call of RegisterRows."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALL_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    call: _builtins.int
+    """Number of the call."""
+    count: _builtins.int
+    """Rows in it."""
+    def __init__(
+        self,
+        *,
+        call: _builtins.int = ...,
+        count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "count", b"count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HandFed: _TypeAlias = HandFed  # noqa: Y015
+
+@_typing.final
+class StoredGroup(_message.Message):
+    """A group with what its public form leaves out."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_FIELD_NUMBER: _builtins.int
+    PAYLOAD_FIELD_NUMBER: _builtins.int
+    FED_STEP_FIELD_NUMBER: _builtins.int
+    STORE_INCARNATION_FIELD_NUMBER: _builtins.int
+    HISTORY_FIELD_NUMBER: _builtins.int
+    fed_step: _builtins.int
+    """The current step when it was registered."""
+    store_incarnation: _builtins.str
+    """The life of the store that holds its sessions."""
+    @_builtins.property
+    def group(self) -> _prompt_pb2.PromptGroup:
+        """The group."""
+
+    @_builtins.property
+    def payload(self) -> _feeder_pb2.PromptPayload:
+        """The prompt, while it is live."""
+
+    @_builtins.property
+    def history(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Journal positions of its events."""
+
+    def __init__(
+        self,
+        *,
+        group: _prompt_pb2.PromptGroup | None = ...,
+        payload: _feeder_pb2.PromptPayload | None = ...,
+        fed_step: _builtins.int = ...,
+        store_incarnation: _builtins.str = ...,
+        history: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "payload", b"payload"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fed_step", b"fed_step", "group", b"group", "history", b"history", "payload", b"payload", "store_incarnation", b"store_incarnation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StoredGroup: _TypeAlias = StoredGroup  # noqa: Y015

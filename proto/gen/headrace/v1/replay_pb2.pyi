@@ -173,22 +173,28 @@ class OpenFeedResponse(_message.Message):
     CURSOR_FIELD_NUMBER: _builtins.int
     ORDINAL_COUNT_FIELD_NUMBER: _builtins.int
     TOTAL_STEPS_FIELD_NUMBER: _builtins.int
+    SOURCE_STATE_FIELD_NUMBER: _builtins.int
     cursor: _builtins.int
     """The next ordinal."""
     ordinal_count: _builtins.int
     """Ordinals in the whole run: rows x epochs."""
     total_steps: _builtins.int
     """Steps in the whole run."""
+    source_state: _builtins.str
+    """The state of a source that cannot seek after the last registered prompt;
+    empty before the first, and for others.
+    """
     def __init__(
         self,
         *,
         cursor: _builtins.int = ...,
         ordinal_count: _builtins.int = ...,
         total_steps: _builtins.int = ...,
+        source_state: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cursor", b"cursor", "ordinal_count", b"ordinal_count", "total_steps", b"total_steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cursor", b"cursor", "ordinal_count", b"ordinal_count", "source_state", b"source_state", "total_steps", b"total_steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -292,21 +298,29 @@ class RegisterPromptsRequest(_message.Message):
 
     FIRST_ORDINAL_FIELD_NUMBER: _builtins.int
     PROMPTS_FIELD_NUMBER: _builtins.int
+    SOURCE_STATES_FIELD_NUMBER: _builtins.int
     first_ordinal: _builtins.int
     """Ordinal of the first."""
     @_builtins.property
     def prompts(self) -> _containers.RepeatedCompositeFieldContainer[Global___NewPrompt]:
         """The prompts, contiguous. Required, at most 4096."""
 
+    @_builtins.property
+    def source_states(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """For a source that cannot seek: by prompt offered, the state of the source
+        after it, given back by OpenFeed. Empty for others.
+        """
+
     def __init__(
         self,
         *,
         first_ordinal: _builtins.int = ...,
         prompts: _abc.Iterable[Global___NewPrompt] | None = ...,
+        source_states: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_ordinal", b"first_ordinal", "prompts", b"prompts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_ordinal", b"first_ordinal", "prompts", b"prompts", "source_states", b"source_states"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1283,6 +1297,136 @@ class RefillResponse(_message.Message):
 Global___RefillResponse: _TypeAlias = RefillResponse  # noqa: Y015
 
 @_typing.final
+class RegisterRowsRequest(_message.Message):
+    """Registers rows by hand."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """Unique per wish; the same on every retry. Required."""
+    @_builtins.property
+    def rows(self) -> _containers.RepeatedCompositeFieldContainer[_feeder_pb2.PromptPayload]:
+        """The prompts. Required."""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        rows: _abc.Iterable[_feeder_pb2.PromptPayload] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id", "rows", b"rows"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RegisterRowsRequest: _TypeAlias = RegisterRowsRequest  # noqa: Y015
+
+@_typing.final
+class RegisterRowsResponse(_message.Message):
+    """They are registered."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UIDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def uids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Their uids, in the same order."""
+
+    def __init__(
+        self,
+        *,
+        uids: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["uids", b"uids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RegisterRowsResponse: _TypeAlias = RegisterRowsResponse  # noqa: Y015
+
+@_typing.final
+class PauseRunRequest(_message.Message):
+    """Pauses the run."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PauseRunRequest: _TypeAlias = PauseRunRequest  # noqa: Y015
+
+@_typing.final
+class PauseRunResponse(_message.Message):
+    """It is paused."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WAS_PAUSED_FIELD_NUMBER: _builtins.int
+    was_paused: _builtins.bool
+    """Whether it already was."""
+    def __init__(
+        self,
+        *,
+        was_paused: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["was_paused", b"was_paused"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PauseRunResponse: _TypeAlias = PauseRunResponse  # noqa: Y015
+
+@_typing.final
+class ResumeRunRequest(_message.Message):
+    """Resumes the run."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResumeRunRequest: _TypeAlias = ResumeRunRequest  # noqa: Y015
+
+@_typing.final
+class ResumeRunResponse(_message.Message):
+    """It goes on."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WAS_PAUSED_FIELD_NUMBER: _builtins.int
+    was_paused: _builtins.bool
+    """Whether it was paused."""
+    def __init__(
+        self,
+        *,
+        was_paused: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["was_paused", b"was_paused"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResumeRunResponse: _TypeAlias = ResumeRunResponse  # noqa: Y015
+
+@_typing.final
 class CloseCircuitRequest(_message.Message):
     """Closes the circuit."""
 
@@ -1610,6 +1754,8 @@ class GetReplayStatusResponse(_message.Message):
     REGENERATED_FIELD_NUMBER: _builtins.int
     STORE_RESERVED_BYTES_FIELD_NUMBER: _builtins.int
     STORE_CAPACITY_BYTES_FIELD_NUMBER: _builtins.int
+    PAUSED_FIELD_NUMBER: _builtins.int
+    FIRST_POSITION_FIELD_NUMBER: _builtins.int
     lineage: _builtins.str
     """The current time line."""
     committed_step: _builtins.int
@@ -1636,6 +1782,10 @@ class GetReplayStatusResponse(_message.Message):
     """Bytes that the store holds or has reserved for leases."""
     store_capacity_bytes: _builtins.int
     """The store's capacity; 0 while no store is known."""
+    paused: _builtins.bool
+    """Whether the run is paused."""
+    first_position: _builtins.int
+    """The journal's first position that is still there."""
     @_builtins.property
     def process(self) -> _status_pb2.ProcessStatus:
         """The process itself."""
@@ -1682,10 +1832,12 @@ class GetReplayStatusResponse(_message.Message):
         regenerated: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         store_reserved_bytes: _builtins.int = ...,
         store_capacity_bytes: _builtins.int = ...,
+        paused: _builtins.bool = ...,
+        first_position: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "latest_weights", b"latest_weights", "process", b"process"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["circuit", b"circuit", "circuit_error", b"circuit_error", "committed_step", b"committed_step", "counts", b"counts", "cursor", b"cursor", "demand", b"demand", "ended", b"ended", "finished_spans", b"finished_spans", "latest_weights", b"latest_weights", "lineage", b"lineage", "occupancy", b"occupancy", "position", b"position", "process", b"process", "regenerated", b"regenerated", "store_capacity_bytes", b"store_capacity_bytes", "store_reserved_bytes", b"store_reserved_bytes", "target", b"target", "total_steps", b"total_steps", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["circuit", b"circuit", "circuit_error", b"circuit_error", "committed_step", b"committed_step", "counts", b"counts", "cursor", b"cursor", "demand", b"demand", "ended", b"ended", "finished_spans", b"finished_spans", "first_position", b"first_position", "latest_weights", b"latest_weights", "lineage", b"lineage", "occupancy", b"occupancy", "paused", b"paused", "position", b"position", "process", b"process", "regenerated", b"regenerated", "store_capacity_bytes", b"store_capacity_bytes", "store_reserved_bytes", b"store_reserved_bytes", "target", b"target", "total_steps", b"total_steps", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

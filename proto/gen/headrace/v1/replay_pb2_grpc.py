@@ -130,6 +130,21 @@ class ReplayBufferServiceStub:
                 request_serializer=headrace_dot_v1_dot_replay__pb2.RefillRequest.SerializeToString,
                 response_deserializer=headrace_dot_v1_dot_replay__pb2.RefillResponse.FromString,
                 _registered_method=True)
+        self.RegisterRows = channel.unary_unary(
+                '/headrace.v1.ReplayBufferService/RegisterRows',
+                request_serializer=headrace_dot_v1_dot_replay__pb2.RegisterRowsRequest.SerializeToString,
+                response_deserializer=headrace_dot_v1_dot_replay__pb2.RegisterRowsResponse.FromString,
+                _registered_method=True)
+        self.PauseRun = channel.unary_unary(
+                '/headrace.v1.ReplayBufferService/PauseRun',
+                request_serializer=headrace_dot_v1_dot_replay__pb2.PauseRunRequest.SerializeToString,
+                response_deserializer=headrace_dot_v1_dot_replay__pb2.PauseRunResponse.FromString,
+                _registered_method=True)
+        self.ResumeRun = channel.unary_unary(
+                '/headrace.v1.ReplayBufferService/ResumeRun',
+                request_serializer=headrace_dot_v1_dot_replay__pb2.ResumeRunRequest.SerializeToString,
+                response_deserializer=headrace_dot_v1_dot_replay__pb2.ResumeRunResponse.FromString,
+                _registered_method=True)
         self.CloseCircuit = channel.unary_unary(
                 '/headrace.v1.ReplayBufferService/CloseCircuit',
                 request_serializer=headrace_dot_v1_dot_replay__pb2.CloseCircuitRequest.SerializeToString,
@@ -406,6 +421,42 @@ class ReplayBufferServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RegisterRows(self, request, context):
+        """Registers rows that were given by hand, beside the feed and beyond the
+        window, once per `request_id`: a repeat changes nothing and gives the first
+        answer. Their uids are `x{call}r{i}`.
+
+        Errors:
+        - INVALID_ARGUMENT, reason INVALID_FIELD: no request_id, no prompt, or more
+        than 4096.
+        - FAILED_PRECONDITION, reason FEED_NOT_OPEN: OpenFeed comes first, or the
+        run is over.
+
+        Who may call it: the feeder, for PromptFeeder.FeedRows.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PauseRun(self, request, context):
+        """Stops feeding and leasing; what is running goes on to its end, and the
+        trainer takes what is finished. Safe to repeat.
+
+        Who may call it: tools.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResumeRun(self, request, context):
+        """Lets a paused run go on. Safe to repeat.
+
+        Who may call it: tools.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def CloseCircuit(self, request, context):
         """Closes an open circuit, after its cause was mended. Safe to repeat.
 
@@ -560,6 +611,21 @@ def add_ReplayBufferServiceServicer_to_server(servicer, server):
                     servicer.Refill,
                     request_deserializer=headrace_dot_v1_dot_replay__pb2.RefillRequest.FromString,
                     response_serializer=headrace_dot_v1_dot_replay__pb2.RefillResponse.SerializeToString,
+            ),
+            'RegisterRows': grpc.unary_unary_rpc_method_handler(
+                    servicer.RegisterRows,
+                    request_deserializer=headrace_dot_v1_dot_replay__pb2.RegisterRowsRequest.FromString,
+                    response_serializer=headrace_dot_v1_dot_replay__pb2.RegisterRowsResponse.SerializeToString,
+            ),
+            'PauseRun': grpc.unary_unary_rpc_method_handler(
+                    servicer.PauseRun,
+                    request_deserializer=headrace_dot_v1_dot_replay__pb2.PauseRunRequest.FromString,
+                    response_serializer=headrace_dot_v1_dot_replay__pb2.PauseRunResponse.SerializeToString,
+            ),
+            'ResumeRun': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResumeRun,
+                    request_deserializer=headrace_dot_v1_dot_replay__pb2.ResumeRunRequest.FromString,
+                    response_serializer=headrace_dot_v1_dot_replay__pb2.ResumeRunResponse.SerializeToString,
             ),
             'CloseCircuit': grpc.unary_unary_rpc_method_handler(
                     servicer.CloseCircuit,
@@ -1084,6 +1150,87 @@ class ReplayBufferService:
             '/headrace.v1.ReplayBufferService/Refill',
             headrace_dot_v1_dot_replay__pb2.RefillRequest.SerializeToString,
             headrace_dot_v1_dot_replay__pb2.RefillResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RegisterRows(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.v1.ReplayBufferService/RegisterRows',
+            headrace_dot_v1_dot_replay__pb2.RegisterRowsRequest.SerializeToString,
+            headrace_dot_v1_dot_replay__pb2.RegisterRowsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PauseRun(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.v1.ReplayBufferService/PauseRun',
+            headrace_dot_v1_dot_replay__pb2.PauseRunRequest.SerializeToString,
+            headrace_dot_v1_dot_replay__pb2.PauseRunResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResumeRun(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.v1.ReplayBufferService/ResumeRun',
+            headrace_dot_v1_dot_replay__pb2.ResumeRunRequest.SerializeToString,
+            headrace_dot_v1_dot_replay__pb2.ResumeRunResponse.FromString,
             options,
             channel_credentials,
             insecure,

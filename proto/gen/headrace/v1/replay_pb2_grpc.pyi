@@ -202,6 +202,30 @@ class ReplayBufferServiceStub:
 
     Who may call it: tools.
     """
+    RegisterRows: _grpc.UnaryUnaryMultiCallable[_replay_pb2.RegisterRowsRequest, _replay_pb2.RegisterRowsResponse]
+    """Registers rows that were given by hand, beside the feed and beyond the
+    window, once per `request_id`: a repeat changes nothing and gives the first
+    answer. Their uids are `x{call}r{i}`.
+
+    Errors:
+    - INVALID_ARGUMENT, reason INVALID_FIELD: no request_id, no prompt, or more
+      than 4096.
+    - FAILED_PRECONDITION, reason FEED_NOT_OPEN: OpenFeed comes first, or the
+      run is over.
+
+    Who may call it: the feeder, for PromptFeeder.FeedRows.
+    """
+    PauseRun: _grpc.UnaryUnaryMultiCallable[_replay_pb2.PauseRunRequest, _replay_pb2.PauseRunResponse]
+    """Stops feeding and leasing; what is running goes on to its end, and the
+    trainer takes what is finished. Safe to repeat.
+
+    Who may call it: tools.
+    """
+    ResumeRun: _grpc.UnaryUnaryMultiCallable[_replay_pb2.ResumeRunRequest, _replay_pb2.ResumeRunResponse]
+    """Lets a paused run go on. Safe to repeat.
+
+    Who may call it: tools.
+    """
     CloseCircuit: _grpc.UnaryUnaryMultiCallable[_replay_pb2.CloseCircuitRequest, _replay_pb2.CloseCircuitResponse]
     """Closes an open circuit, after its cause was mended. Safe to repeat.
 
@@ -412,6 +436,30 @@ class ReplayBufferServiceAsyncStub(ReplayBufferServiceStub):
 
     Errors:
     - INVALID_ARGUMENT, reason INVALID_FIELD: a count below 1, or no request_id.
+
+    Who may call it: tools.
+    """
+    RegisterRows: _aio.UnaryUnaryMultiCallable[_replay_pb2.RegisterRowsRequest, _replay_pb2.RegisterRowsResponse]  # type: ignore[assignment]
+    """Registers rows that were given by hand, beside the feed and beyond the
+    window, once per `request_id`: a repeat changes nothing and gives the first
+    answer. Their uids are `x{call}r{i}`.
+
+    Errors:
+    - INVALID_ARGUMENT, reason INVALID_FIELD: no request_id, no prompt, or more
+      than 4096.
+    - FAILED_PRECONDITION, reason FEED_NOT_OPEN: OpenFeed comes first, or the
+      run is over.
+
+    Who may call it: the feeder, for PromptFeeder.FeedRows.
+    """
+    PauseRun: _aio.UnaryUnaryMultiCallable[_replay_pb2.PauseRunRequest, _replay_pb2.PauseRunResponse]  # type: ignore[assignment]
+    """Stops feeding and leasing; what is running goes on to its end, and the
+    trainer takes what is finished. Safe to repeat.
+
+    Who may call it: tools.
+    """
+    ResumeRun: _aio.UnaryUnaryMultiCallable[_replay_pb2.ResumeRunRequest, _replay_pb2.ResumeRunResponse]  # type: ignore[assignment]
+    """Lets a paused run go on. Safe to repeat.
 
     Who may call it: tools.
     """
@@ -730,6 +778,48 @@ class ReplayBufferServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Errors:
         - INVALID_ARGUMENT, reason INVALID_FIELD: a count below 1, or no request_id.
+
+        Who may call it: tools.
+        """
+
+    @_abc_1.abstractmethod
+    def RegisterRows(
+        self,
+        request: _replay_pb2.RegisterRowsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_replay_pb2.RegisterRowsResponse, _abc.Awaitable[_replay_pb2.RegisterRowsResponse]]:
+        """Registers rows that were given by hand, beside the feed and beyond the
+        window, once per `request_id`: a repeat changes nothing and gives the first
+        answer. Their uids are `x{call}r{i}`.
+
+        Errors:
+        - INVALID_ARGUMENT, reason INVALID_FIELD: no request_id, no prompt, or more
+          than 4096.
+        - FAILED_PRECONDITION, reason FEED_NOT_OPEN: OpenFeed comes first, or the
+          run is over.
+
+        Who may call it: the feeder, for PromptFeeder.FeedRows.
+        """
+
+    @_abc_1.abstractmethod
+    def PauseRun(
+        self,
+        request: _replay_pb2.PauseRunRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_replay_pb2.PauseRunResponse, _abc.Awaitable[_replay_pb2.PauseRunResponse]]:
+        """Stops feeding and leasing; what is running goes on to its end, and the
+        trainer takes what is finished. Safe to repeat.
+
+        Who may call it: tools.
+        """
+
+    @_abc_1.abstractmethod
+    def ResumeRun(
+        self,
+        request: _replay_pb2.ResumeRunRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_replay_pb2.ResumeRunResponse, _abc.Awaitable[_replay_pb2.ResumeRunResponse]]:
+        """Lets a paused run go on. Safe to repeat.
 
         Who may call it: tools.
         """

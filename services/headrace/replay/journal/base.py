@@ -28,6 +28,10 @@ class Journal(Protocol):
         """Bytes of an unfinished append that were cut off at opening."""
 
     @property
+    def first_position(self) -> int:
+        """The first position that is still there; older events were compacted away."""
+
+    @property
     def position(self) -> int:
         """The last durable position; 0 if there is none."""
 

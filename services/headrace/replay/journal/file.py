@@ -60,6 +60,11 @@ class FileJournal:
             self._end = self._scan(cut=writable)
 
     @property
+    def first_position(self) -> int:
+        """The first position that is still there."""
+        return 1
+
+    @property
     def position(self) -> int:
         """The last record's position; 0 if there is none."""
         return len(self._offsets)

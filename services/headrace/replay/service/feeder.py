@@ -8,7 +8,7 @@ from headrace.v1 import replay_pb2 as pb
 
 
 class FeederCalls(Calls):
-    """OpenFeed, AwaitDemand, RegisterPrompts."""
+    """OpenFeed, AwaitDemand, RegisterPrompts, RegisterRows."""
 
     async def OpenFeed(self, request: pb.OpenFeedRequest, context: Context) -> pb.OpenFeedResponse:
         def turn() -> pb.OpenFeedResponse:
@@ -23,6 +23,7 @@ class FeederCalls(Calls):
                 cursor=self._ledger.cursor,
                 ordinal_count=feed.ordinal_count,
                 total_steps=feed.total_steps,
+                source_state=self._ledger.source_state,
             )
 
         return await self._turn(turn)
@@ -55,7 +56,18 @@ class FeederCalls(Calls):
                 self._settings,
                 first_ordinal=request.first_ordinal,
                 prompts=request.prompts,
+                source_states=request.source_states,
             )
             return pb.RegisterPromptsResponse(accepted_count=accepted, cursor=self._ledger.cursor)
 
         return await self._turn(turn)
+
+    async def RegisterRows(
+        self, request: pb.RegisterRowsRequest, context: Context
+    ) -> pb.RegisterRowsResponse:
+        uids = await self._turn(
+            lambda: feeding.register_rows(
+                self._ledger, request_id=request.request_id, rows=request.rows
+            )
+        )
+        return pb.RegisterRowsResponse(uids=uids)

@@ -39,6 +39,26 @@ class ToolCalls(Calls):
         )
         return pb.RefillResponse(outstanding_count=outstanding)
 
+    async def PauseRun(self, request: pb.PauseRunRequest, context: Context) -> pb.PauseRunResponse:
+        def turn() -> pb.PauseRunResponse:
+            was_paused = self._ledger.paused
+            if not was_paused:
+                self._ledger.emit(journal_pb2.RunPaused())
+            return pb.PauseRunResponse(was_paused=was_paused)
+
+        return await self._turn(turn)
+
+    async def ResumeRun(
+        self, request: pb.ResumeRunRequest, context: Context
+    ) -> pb.ResumeRunResponse:
+        def turn() -> pb.ResumeRunResponse:
+            was_paused = self._ledger.paused
+            if was_paused:
+                self._ledger.emit(journal_pb2.RunResumed())
+            return pb.ResumeRunResponse(was_paused=was_paused)
+
+        return await self._turn(turn)
+
     async def CloseCircuit(
         self, request: pb.CloseCircuitRequest, context: Context
     ) -> pb.CloseCircuitResponse:
@@ -73,14 +93,18 @@ class ToolCalls(Calls):
     ) -> pb.GetReplayStatusResponse:
         answer = report.status(self._ledger, self._settings, self._buffer.workers)
         answer.process.CopyFrom(self._process_status())
+        answer.first_position = self._journal.first_position
         await self._buffer.settled()
         return answer
 
     async def WatchEvents(
         self, request: pb.WatchEventsRequest, context: Context
     ) -> AsyncIterator[pb.WatchEventsResponse]:
-        if not 0 <= request.after_position <= self._ledger.position:
-            raise InvalidFieldError("after_position", f"must be 0 to {self._ledger.position}")
+        oldest = self._journal.first_position - 1
+        if request.after_position and not oldest <= request.after_position <= self._ledger.position:
+            raise InvalidFieldError(
+                "after_position", f"must be 0, or {oldest} to {self._ledger.position}"
+            )
         async for message in history.watch(
             self._journal, self._buffer.committer, request.after_position
         ):
