@@ -51,6 +51,7 @@ class Peers:
 
     def __init__(self) -> None:
         self.processes: list[Process] = []
+        self.channels: list[grpc.aio.Channel] = []
         self.complaints: list[dict[str, Any]] = []
         self.waits = Waits(stall_after_s=60)
         self.stopping = asyncio.Event()
@@ -83,19 +84,20 @@ class Peers:
             self.failed.set()
             return 0.0
 
-        async with open_channel(address) as channel:
-            stub: store_pb2_grpc.TrajectoryStoreServiceAsyncStub
-            stub = store_pb2_grpc.TrajectoryStoreServiceStub(channel)
-            return await persist(
-                stub.GetStoreStatus,
-                REQUEST,
-                waits=self.waits,
-                name="the store's status",
-                owner="store",
-                timeout_s=timeout_s,
-                stopping=self.stopping,
-                jitter=jitter,
-            )
+        channel = open_channel(address)  # stays open: closing it would end a forgotten call
+        self.channels.append(channel)
+        stub: store_pb2_grpc.TrajectoryStoreServiceAsyncStub
+        stub = store_pb2_grpc.TrajectoryStoreServiceStub(channel)
+        return await persist(
+            stub.GetStoreStatus,
+            REQUEST,
+            waits=self.waits,
+            name="the store's status",
+            owner="store",
+            timeout_s=timeout_s,
+            stopping=self.stopping,
+            jitter=jitter,
+        )
 
 
 @pytest.fixture
@@ -105,6 +107,8 @@ async def peers() -> AsyncIterator[Peers]:
         lambda _loop, complaint: running.complaints.append(complaint)
     )
     yield running
+    for channel in running.channels:
+        await channel.close()
     for process in running.processes:
         await process.close(0)
     gc.collect()

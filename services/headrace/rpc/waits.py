@@ -86,8 +86,8 @@ class Waits:
 
     def snapshot(self) -> list[status_pb2.Wait]:
         """Return the waits under way, the longest first."""
-        now = self._now()
         with self._lock:
+            now = self._now()
             running = sorted(self._running.values(), key=lambda wait: wait.begun)
         return [wait.message(now) for wait in running]
 
@@ -99,8 +99,8 @@ class Waits:
     @property
     def waited_s(self) -> dict[str, float]:
         """Seconds waited so far by name, waits under way included."""
-        now = self._now()
         with self._lock:
+            now = self._now()
             totals = defaultdict(float, self._ended_s)
             for wait in self._running.values():
                 totals[wait.name] += now - wait.begun
@@ -111,8 +111,8 @@ class Waits:
 
         A wait comes once when it becomes a stall, then each time its limit has passed again.
         """
-        now = self._now()
         with self._lock:
+            now = self._now()
             due = [wait for wait in self._running.values() if now > wait.next_report]
             for wait in due:
                 wait.next_report = now + wait.stall_after_s
