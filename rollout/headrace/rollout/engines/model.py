@@ -31,6 +31,8 @@ def build_model(directory: Path, *, device: Any, dtype: Any) -> Any:
     except (OSError, ValueError, KeyError) as error:
         raise EngineError(f"{directory}: no causal LM can be built: {error}") from error
     model = model.to(device=device).eval()
+    # The sampler pads by its mask. Otherwise a padding token that was sampled is warned about.
+    model.config.pad_token_id = None
     replace_state(model, read_state(directory))
     return model
 
