@@ -275,6 +275,21 @@ async def test_a_key_that_is_there_with_other_bytes_is_refused_and_stays(bench: 
     assert missing == [trajectory(1).key], "nothing of a refused put is there"
 
 
+async def test_of_two_different_values_put_at_once_under_one_key_one_is_refused(
+    bench: Bench,
+) -> None:
+    first, other = trajectory(0), trajectory(0, tokens=5)
+
+    [taken, refused] = await asyncio.gather(
+        *(bench.store.put([inspect(value_of(one))]) for one in (first, other)),
+        return_exceptions=True,
+    )
+
+    assert taken is None
+    assert isinstance(refused, KeyExistsError)
+    assert await bench.store.read([first.key]) == ([value_of(first)], [])
+
+
 async def test_a_damaged_chunk_is_refused_and_nothing_is_there(bench: Bench) -> None:
     good, bad = trajectory(0), trajectory(1)
     chunks = next(split([value_of(good), value_of(bad)]))
@@ -372,9 +387,9 @@ async def test_a_row_that_has_rotted_is_missing_not_wrong(bench: Bench) -> None:
     rotten = trajectory(0, uid="e0r2").SerializeToString()
     await bench.queue.put([put[0].key], [rotten], [{}])
 
-    found, missing = await get_trajectories(bench.stub, [message.key for message in put])
+    values, missing = await bench.store.read([message.key for message in put])
 
-    assert found == {put[1].key: put[1]}
+    assert values == [value_of(put[1])]
     assert missing == [put[0].key]
 
 
@@ -440,6 +455,19 @@ async def test_a_full_store_says_so_and_keeps_what_it_has(bench: Bench) -> None:
     assert bench.replay.asked[-1].held_bytes == 2 * size_bytes
     await put_trajectories(bench.stub, put[:2])  # what is there needs no room
     assert (await status(bench)).row_count == 2
+
+
+async def test_a_lost_row_is_put_again_into_the_room_that_it_had(bench: Bench) -> None:
+    put = [trajectory(session, tokens=900_000) for session in range(2)]
+    await put_trajectories(bench.stub, put)
+    await bench.queue.clear([put[0].key])
+    _, missing = await get_trajectories(bench.stub, [put[0].key])
+
+    await put_trajectories(bench.stub, put)
+
+    assert missing == [put[0].key]
+    assert (await status(bench)).held_bytes == 2 * put[0].ByteSize()
+    assert bench.replay.asked == [], "no sweep was needed"
 
 
 async def test_a_put_without_room_first_sweeps_the_dead_however_young(bench: Bench) -> None:

@@ -156,9 +156,8 @@ async def _receive(
     async for response in responses:
         for chunk in response.chunks:
             value = joiner.add(chunk)
-            trajectory = _opened(value) if value is not None else None
-            if trajectory is not None:
-                found[trajectory.key] = trajectory
+            if value is not None and (trajectory := _opened(value)) is not None:
+                found[value.key] = trajectory
     joiner.finish()
     return found
 
