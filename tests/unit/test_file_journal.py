@@ -12,8 +12,11 @@ from hypothesis import strategies as st
 from headrace.errors import UsageError, WriterFencedError
 from headrace.replay.events import to_record
 from headrace.replay.journal.base import JournalDamagedError
-from headrace.replay.journal.file import MAGIC, FileJournal
+from headrace.replay.journal.file import FileJournal
+from headrace.replay.journal.segment import MAGIC
 from headrace.v1 import journal_pb2
+
+LOG = "events-0000000000000001.log"
 
 
 def records(first: int, count: int) -> list[journal_pb2.JournalRecord]:
@@ -46,9 +49,9 @@ def test_a_torn_tail_is_cut_at_the_last_whole_record_and_reported(
     directory = tmp_path_factory.mktemp("journal")
     journal = FileJournal(directory, fsync=False)
     journal.append(records(1, 3))
-    whole = (directory / "events.log").stat().st_size
+    whole = (directory / LOG).stat().st_size
     journal.append(records(4, 4))
-    log = directory / "events.log"
+    log = directory / LOG
     data = log.read_bytes()
     kept = data[: max(whole, len(data) - cut)]
     log.write_bytes(kept)
@@ -63,7 +66,7 @@ def test_a_torn_tail_is_cut_at_the_last_whole_record_and_reported(
 
 def test_a_bad_checksum_at_the_very_end_is_a_torn_tail(tmp_path: Path) -> None:
     FileJournal(tmp_path, fsync=False).append(records(1, 2))
-    log = tmp_path / "events.log"
+    log = tmp_path / LOG
     data = bytearray(log.read_bytes())
     data[-1] ^= 1
     log.write_bytes(data)
@@ -74,7 +77,7 @@ def test_a_bad_checksum_at_the_very_end_is_a_torn_tail(tmp_path: Path) -> None:
 
 def test_damage_before_the_tail_is_refused(tmp_path: Path) -> None:
     FileJournal(tmp_path, fsync=False).append(records(1, 3))
-    log = tmp_path / "events.log"
+    log = tmp_path / LOG
     data = bytearray(log.read_bytes())
     data[len(MAGIC) + 10] ^= 1
     log.write_bytes(data)
@@ -83,7 +86,7 @@ def test_damage_before_the_tail_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "events.log").write_bytes(b"something else entirely")
+    (tmp_path / LOG).write_bytes(b"something else entirely")
     with pytest.raises(JournalDamagedError, match="not a headrace journal"):
         FileJournal(tmp_path, fsync=False)
 
@@ -113,3 +116,38 @@ def test_a_directory_that_cannot_be_used_is_a_usage_error(tmp_path: Path) -> Non
         FileJournal(tmp_path / "file" / "journal", fsync=False)
     with pytest.raises(UsageError, match="cannot be opened"):
         FileJournal(tmp_path / "missing", fsync=False, writable=False)
+
+
+def test_records_go_on_in_a_new_segment_and_old_segments_can_go(tmp_path: Path) -> None:
+    journal = FileJournal(tmp_path, fsync=False, segment_events=2)
+    for position in range(1, 8):
+        journal.append(records(position, 1))
+    assert positions(FileJournal(tmp_path, fsync=False, writable=False)) == list(range(1, 8))
+    journal.trim(5)
+    assert journal.first_position == 1, "nothing goes that no base covers"
+    journal.write_base(journal_pb2.LedgerBase(position=6))
+    journal.trim(5)
+    assert journal.first_position == 5
+    assert journal.read([3, 6])[0].position == 6
+
+    again = FileJournal(tmp_path, fsync=False)
+    assert again.base == journal.base
+    assert (again.first_position, again.position) == (5, 7)
+    assert [r.position for r in again.replay(after_position=6)] == [7]
+
+
+def test_a_damaged_base_or_a_missing_segment_is_refused(tmp_path: Path) -> None:
+    journal = FileJournal(tmp_path, fsync=False, segment_events=2)
+    for position in range(1, 7):
+        journal.append(records(position, 1))
+    journal.write_base(journal_pb2.LedgerBase(position=2))
+    middle = tmp_path / "events-0000000000000003.log"
+    data = middle.read_bytes()
+    middle.unlink()
+    with pytest.raises(JournalDamagedError, match="does not reach"):
+        FileJournal(tmp_path, fsync=False)
+    middle.write_bytes(data)
+    base = tmp_path / "base-0000000000000002.pb"
+    base.write_bytes(base.read_bytes() + b"x")
+    with pytest.raises(JournalDamagedError, match="is damaged"):
+        FileJournal(tmp_path, fsync=False)

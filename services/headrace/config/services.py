@@ -27,6 +27,12 @@ class JournalConfig(Section):
 
     fsync: Literal["always", "never"] = "always"
     """`always`: durable against power loss. `never`: only against a killed process."""
+    compact_every: int = Field(default=50_000, ge=100)
+    """Events after which the ledger is written down whole, so that a restart is quick."""
+    keep_settled: int = Field(default=10_000, ge=0)
+    """Trained and dropped prompts that `where` and `prompts` still know one by one."""
+    keep_events: int = Field(default=200_000, ge=0)
+    """Events before the last compaction that stay readable, for `where` and `watch`."""
 
 
 class LedgerConfig(Section):

@@ -19,9 +19,9 @@ LIVE = frozenset({PENDING, RUNNING, FINISHED, FAILED, SAMPLED})
 SETTLED = frozenset({TRAINED, DROPPED})
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Group:
-    """A prompt group: n sessions of one row, in exactly one state."""
+    """A prompt group: n sessions of one row, in exactly one state. Equal only to itself."""
 
     uid: str
     ordinal: int

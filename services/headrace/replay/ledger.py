@@ -201,9 +201,12 @@ class Ledger:
             self.regenerated[cause] += 1
 
     def _on_sessions_completed(self, event: journal.SessionsCompleted) -> None:
+        records: dict[str, list[prompt_pb2.SessionRecord]] = {}
         for item in event.sessions:
-            with self.groups.changing(self.groups[item.lease.uid]) as group:
-                group.sessions[item.record.session] = item.record
+            records.setdefault(item.lease.uid, []).append(item.record)
+        for uid, settled in records.items():
+            with self.groups.changing(self.groups[uid]) as group:
+                group.sessions.update((record.session, record) for record in settled)
                 group.store_incarnation = event.store_incarnation
                 if len(group.sessions) == self.n:
                     group.state = FINISHED

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from headrace.errors import UsageError
+from headrace.replay.base import from_base
 from headrace.replay.events import SCHEMA_VERSION
 from headrace.replay.journal.base import Journal, JournalDamagedError
 from headrace.replay.ledger import Ledger
@@ -13,15 +14,13 @@ from headrace.v1 import journal_pb2
 def open_ledger(
     journal: Journal, settings: LedgerSettings, *, run_id: str, new_lineage: str
 ) -> Ledger:
-    """Replay the journal; an empty one begins a run, whose first event is still to be written.
+    """Load the journal; an empty one begins a run, whose first event is still to be written.
 
     Raises:
         UsageError: the run was begun with another id, n, batch size or basis.
         JournalDamagedError: a record that this version cannot read.
 
     """
-    records = journal.replay()
-    first = next(records, None)
     wanted = journal_pb2.RunOpened(
         run_id=run_id,
         lineage=new_lineage,
@@ -29,26 +28,55 @@ def open_ledger(
         train_batch_size=settings.batch_size,
         basis=settings.basis,
     )
-    if first is None:
+    if not journal.position:
         return Ledger(wanted)
-    _check_schema(first)
-    if first.WhichOneof("event") != "run_opened":
-        msg = "the journal does not begin with the run's opening"
-        raise JournalDamagedError(msg)
-    _check_same_run(first.run_opened, wanted)
-    ledger = Ledger(first.run_opened)
-    ledger.take_events()
+    ledger = load_until(journal, journal.position)
+    opened = journal_pb2.RunOpened(
+        run_id=ledger.run_id,
+        n=ledger.n,
+        train_batch_size=ledger.batch_size,
+        basis=ledger.basis,
+    )
+    _check_same_run(opened, wanted)
+    return ledger
+
+
+def load_until(journal: Journal, position: int) -> Ledger:
+    """Load the ledger as it was at a durable position, which no base lies behind.
+
+    Raises:
+        JournalDamagedError: a record that this version cannot read.
+
+    """
+    base = journal.base
+    records = journal.replay(after_position=base.position if base else 0)
+    if base is not None:
+        _check_schema(base.schema_version, base.position)
+        ledger = from_base(base)
+    else:
+        first = next(records)
+        _check_schema(first.schema_version, 1)
+        if first.WhichOneof("event") != "run_opened":
+            msg = "the journal does not begin with the run's opening"
+            raise JournalDamagedError(msg)
+        ledger = Ledger(first.run_opened)
+        ledger.take_events()
     for record in records:
-        _check_schema(record)
+        if record.position > position:
+            break
+        _check_schema(record.schema_version, record.position)
+        if record.WhichOneof("event") is None:
+            msg = f"journal record {record.position} is of a kind that this version does not know"
+            raise JournalDamagedError(msg)
         ledger.apply(record)
     return ledger
 
 
-def _check_schema(record: journal_pb2.JournalRecord) -> None:
-    if record.schema_version != SCHEMA_VERSION or record.WhichOneof("event") is None:
+def _check_schema(version: int, position: int) -> None:
+    if version != SCHEMA_VERSION:
         msg = (
-            f"journal record {record.position} has schema {record.schema_version}; this version "
-            f"of headrace reads {SCHEMA_VERSION}"
+            f"journal record {position} has schema {version}; this version of headrace reads "
+            f"{SCHEMA_VERSION}"
         )
         raise JournalDamagedError(msg)
 

@@ -11,10 +11,11 @@ import grpc
 
 from headrace.config.config import Config
 from headrace.config.rundir import RunDirectory
-from headrace.errors import UsageError, WriterFencedError
+from headrace.errors import HeadraceError, UsageError, WriterFencedError
 from headrace.log import get_logger
 from headrace.replay.audit import balance_violations
 from headrace.replay.buffer import ReplayBuffer
+from headrace.replay.compactor import CompactionSettings, Compactor
 from headrace.replay.deadlines import LeaseDeadlines
 from headrace.replay.journal.base import JournalDamagedError
 from headrace.replay.journal.committer import CommitFailedError, Committer
@@ -44,7 +45,11 @@ async def run(config: Config, options: ProcessOptions) -> int:
     settings = LedgerSettings.from_config(config)
     directory = RunDirectory(config.run.run_dir).journal
     try:
-        journal = FileJournal(directory, fsync=config.journal.fsync == "always")
+        journal = FileJournal(
+            directory,
+            fsync=config.journal.fsync == "always",
+            segment_events=config.journal.compact_every,
+        )
         ledger = open_ledger(
             journal, settings, run_id=config.run.run_id, new_lineage=uuid.uuid4().hex[:6]
         )
@@ -79,17 +84,28 @@ async def run(config: Config, options: ProcessOptions) -> int:
     await process.start(add_services)
     log.info("journal_loaded", position=ledger.position, epoch=journal.writer_epoch)
     process.ready()
+    compactor = Compactor(
+        buffer,
+        journal,
+        CompactionSettings(
+            every_events=config.journal.compact_every,
+            keep_settled=config.journal.keep_settled,
+            keep_events=config.journal.keep_events,
+        ),
+    )
     try:
-        return await _serve(process, buffer, audit_every_s=config.ledger.audit_every_s)
+        return await _serve(process, buffer, compactor, audit_every_s=config.ledger.audit_every_s)
     finally:
         await process.close()
         journal.close()
 
 
-async def _serve(process: Process, buffer: ReplayBuffer, *, audit_every_s: float) -> int:
+async def _serve(
+    process: Process, buffer: ReplayBuffer, compactor: Compactor, *, audit_every_s: float
+) -> int:
     """Run the committer and the clocks until the process is to stop."""
     committing = asyncio.create_task(buffer.committer.run())
-    ticking = asyncio.create_task(_tick(buffer, audit_every_s))
+    ticking = asyncio.create_task(_tick(buffer, compactor, audit_every_s))
     stopped = asyncio.create_task(process.until_stopped())
     tasks = (committing, ticking, stopped)
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -109,8 +125,8 @@ async def _serve(process: Process, buffer: ReplayBuffer, *, audit_every_s: float
     return 0
 
 
-async def _tick(buffer: ReplayBuffer, audit_every_s: float) -> None:
-    """Expire leases, and check the balance rule."""
+async def _tick(buffer: ReplayBuffer, compactor: Compactor, audit_every_s: float) -> None:
+    """Expire leases, check the balance rule, and keep the journal short."""
     lease_tick_s = min(1.0, buffer.deadlines.lease_s / 10)
     next_audit = 0.0
     while True:
@@ -124,3 +140,16 @@ async def _tick(buffer: ReplayBuffer, audit_every_s: float) -> None:
             broken = balance_violations(buffer.ledger)
             if broken:
                 log.error("balance_broken", violations=broken)
+            if compactor.is_due:
+                await _compact(compactor)
+
+
+async def _compact(compactor: Compactor) -> None:
+    """Compact; what goes wrong with it is said, and tried again: the journal is whole without."""
+    begun = time.monotonic()
+    try:
+        position = await compactor.compact()
+    except (OSError, HeadraceError) as error:
+        log.warning("not_compacted", error=str(error))
+    else:
+        log.info("compacted", position=position, seconds=round(time.monotonic() - begun, 3))

@@ -35,6 +35,9 @@ class Journal(Protocol):
     def position(self) -> int:
         """The last durable position; 0 if there is none."""
 
+    base: journal_pb2.LedgerBase | None
+    """The newest base; a restart replays only what comes after it."""
+
     def append(self, records: Sequence[journal_pb2.JournalRecord]) -> None:
         """Write records and return when they are durable. Blocks; one call at a time.
 
@@ -44,11 +47,22 @@ class Journal(Protocol):
 
         """
 
+    def write_base(self, base: journal_pb2.LedgerBase) -> None:
+        """Keep the ledger as it was at a durable position. May run beside `append`.
+
+        Raises:
+            WriterFencedError, OSError: as `append`.
+
+        """
+
+    def trim(self, before_position: int) -> None:
+        """Let events go that are in the base and lie before the position, or some of them."""
+
     def replay(self, after_position: int = 0) -> Iterator[journal_pb2.JournalRecord]:
         """Read the durable records after a position, in order. May run beside `append`."""
 
     def read(self, positions: Sequence[int]) -> list[journal_pb2.JournalRecord]:
-        """Read single durable records, in the order asked for."""
+        """Read single durable records, in the order asked for; trimmed ones are left out."""
 
     def close(self) -> None:
         """Let go of the files."""

@@ -1,11 +1,9 @@
-"""The journal as one append-only file.
+"""The journal as files in a directory.
 
-    journal/events.log    magic, then per record: length, CRC32C (little endian, 4 bytes each), bytes
-    journal/epoch         the newest writer's epoch, decimal
-    journal/lock          locked while epoch and log are read together or written together
-
-A torn tail - an append that a crash cut short - was never acknowledged: it is cut off at opening
-and reported. An unreadable record before the tail is damage, and refused.
+events-{first position}.log   segments of records (segment.py)
+base-{position}.pb            the ledger at that position; restarts begin with the newest
+epoch                         the newest writer's epoch, decimal
+lock                          locked while the epoch is checked and something is written
 """
 
 from __future__ import annotations
@@ -13,36 +11,46 @@ from __future__ import annotations
 import fcntl
 import os
 import struct
-from array import array
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 
 from crc32c import crc32c
 
 from headrace.errors import UsageError, WriterFencedError
 from headrace.replay.journal.base import JournalDamagedError
+from headrace.replay.journal.segment import Segment, sync_directory
 from headrace.v1 import journal_pb2
 
-MAGIC = b"headrace-journal-1\n"
-_HEADER = struct.Struct("<II")
+BASE_MAGIC = b"headrace-base-1\n"
+_CHECKSUM = struct.Struct("<I")
 
 
 class FileJournal:
     """A journal in a directory of a local file system. See the module for its files."""
 
-    def __init__(self, directory: Path, *, fsync: bool, writable: bool = True) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        fsync: bool,
+        writable: bool = True,
+        segment_events: int = 50_000,
+    ) -> None:
         """Open, or create, and take the writer's epoch (unless only reading).
 
         Raises:
             UsageError: the directory cannot be used.
-            JournalDamagedError: a record before the tail is unreadable.
+            JournalDamagedError: a record before the tail is unreadable, or files are missing.
 
         """
         self._directory = directory
         self._fsync = fsync
-        self._offsets = array("Q")
-        """Where each record begins; position p is entry p - 1."""
+        self._segment_events = segment_events
+        self._table = threading.Lock()
+        """Held while segments are looked up and read, or come and go."""
         self.torn_bytes = 0
         self.writer_epoch = 0
         try:
@@ -50,45 +58,68 @@ class FileJournal:
                 directory.mkdir(parents=True, exist_ok=True)
             flags = os.O_RDWR | os.O_CREAT if writable else os.O_RDONLY
             self._lock = os.open(directory / "lock", flags, 0o644)
-            self._log = os.open(directory / "events.log", flags, 0o644)
         except OSError as error:
             msg = f"the journal in {directory} cannot be opened: {error.strerror}"
             raise UsageError(msg) from error
         with self._locked():
             if writable:
                 self._take_epoch()
-            self._end = self._scan(cut=writable)
+            self.base = self._newest_base()
+            self._segments = self._open_segments(writable=writable)
 
     @property
     def first_position(self) -> int:
         """The first position that is still there."""
-        return 1
+        return self._segments[0].first_position
 
     @property
     def position(self) -> int:
-        """The last record's position; 0 if there is none."""
-        return len(self._offsets)
+        """The last durable position; 0 if there is none."""
+        last = self._segments[-1]
+        return last.first_position + len(last) - 1
 
     # -- writing -------------------------------------------------------------------------------
 
     def append(self, records: Sequence[journal_pb2.JournalRecord]) -> None:
         """Write records, one write for all, and return when they are durable."""
-        chunks: list[bytes] = []
-        offsets = array("Q")
-        end = self._end
         for record in records:
             record.writer_epoch = self.writer_epoch
-            body = record.SerializeToString()
-            offsets.append(end)
-            chunks += [_HEADER.pack(len(body), crc32c(body)), body]
-            end += _HEADER.size + len(body)
-        with self._locked():
-            self._check_epoch()
-            _write_all(self._log, b"".join(chunks), self._end)
-            if self._fsync:
-                os.fdatasync(self._log)
-        self._end = end
-        self._offsets.extend(offsets)
+        with self._fenced():
+            if len(self._segments[-1]) >= self._segment_events:
+                self._roll()
+            self._segments[-1].append(records, fsync=self._fsync)
+
+    def write_base(self, base: journal_pb2.LedgerBase) -> None:
+        """Keep the ledger as it was at a position; older bases go."""
+        body = base.SerializeToString()
+        path = self._directory / f"base-{base.position:016d}.pb"
+        temporary = path.with_suffix(".tmp")
+        with self._fenced():
+            with temporary.open("wb") as file:
+                file.write(BASE_MAGIC + _CHECKSUM.pack(crc32c(body)) + body)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+            sync_directory(self._directory)
+            for older in self._directory.glob("base-*.pb"):
+                if older.name < path.name:
+                    older.unlink()
+        self.base = base
+
+    def trim(self, before_position: int) -> None:
+        """Let whole segments go whose records lie before the position and in the base."""
+        before = min(before_position, self.base.position + 1 if self.base else 1)
+        with self._fenced(), self._table:
+            while len(self._segments) > 1 and self._segments[1].first_position <= before:
+                segment = self._segments.pop(0)
+                segment.close()
+                segment.path.unlink()
+
+    def _roll(self) -> None:
+        segment = Segment(self._directory, self.position + 1, writable=True)
+        segment.create()
+        with self._table:
+            self._segments.append(segment)
 
     def _take_epoch(self) -> None:
         self.writer_epoch = self._read_epoch() + 1
@@ -98,7 +129,7 @@ class FileJournal:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(self._directory / "epoch")
-        _sync_directory(self._directory)
+        sync_directory(self._directory)
 
     def _read_epoch(self) -> int:
         try:
@@ -109,12 +140,22 @@ class FileJournal:
             msg = f"{self._directory / 'epoch'} does not hold a number"
             raise JournalDamagedError(msg) from error
 
-    def _check_epoch(self) -> None:
-        newest = self._read_epoch()
-        if newest != self.writer_epoch:
-            raise WriterFencedError(
-                f"replay buffer with epoch {newest} owns this run; this one has {self.writer_epoch}"
-            )
+    @contextmanager
+    def _fenced(self) -> Iterator[None]:
+        """Hold the lock as the newest writer.
+
+        Raises:
+            WriterFencedError: another writer is newer.
+
+        """
+        with self._locked():
+            newest = self._read_epoch()
+            if newest != self.writer_epoch:
+                raise WriterFencedError(
+                    f"the replay buffer with epoch {newest} owns this run; this one has "
+                    f"{self.writer_epoch}"
+                )
+            yield
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -128,90 +169,59 @@ class FileJournal:
 
     def replay(self, after_position: int = 0) -> Iterator[journal_pb2.JournalRecord]:
         """Read the durable records after a position, in order."""
-        position = after_position
-        while position < len(self._offsets):
-            yield self._record_at(self._offsets[position])
-            position += 1
+        for position in range(after_position + 1, self.position + 1):
+            yield from self.read([position])
 
     def read(self, positions: Sequence[int]) -> list[journal_pb2.JournalRecord]:
-        """Read single durable records, in the order asked for."""
-        return [self._record_at(self._offsets[position - 1]) for position in positions]
+        """Read single durable records, in the order asked for; trimmed ones are left out."""
+        with self._table:
+            return [
+                segment.read(position)
+                for position in positions
+                for segment in self._segments
+                if 0 <= position - segment.first_position < len(segment)
+            ]
 
     def close(self) -> None:
         """Let go of the files."""
-        os.close(self._log)
-        os.close(self._lock)
+        with self._table:
+            for segment in self._segments:
+                segment.close()
+            os.close(self._lock)
 
-    def _record_at(self, offset: int) -> journal_pb2.JournalRecord:
-        length, checksum = _HEADER.unpack(os.pread(self._log, _HEADER.size, offset))
-        body = os.pread(self._log, length, offset + _HEADER.size)
-        if len(body) != length or crc32c(body) != checksum:
-            msg = f"the journal in {self._directory} is damaged at byte {offset}"
-            raise JournalDamagedError(msg)
-        return journal_pb2.JournalRecord.FromString(body)
-
-    def _scan(self, *, cut: bool) -> int:
-        """Find every record; cut a torn tail. Returns where the next record goes."""
-        size = os.fstat(self._log).st_size
-        head = os.pread(self._log, len(MAGIC), 0)
-        if len(head) < len(MAGIC) and MAGIC.startswith(head):
-            if cut:
-                _write_all(self._log, MAGIC, 0)
-                os.fsync(self._log)
-                _sync_directory(self._directory)
-            return len(MAGIC)
-        if head != MAGIC:
-            msg = f"{self._directory / 'events.log'} is not a headrace journal of version 1"
-            raise JournalDamagedError(msg)
-        offset = len(MAGIC)
-        while offset < size:
-            end = self._end_of_record(offset, size)
-            if end is None:
-                self.torn_bytes = size - offset
-                if cut:
-                    os.ftruncate(self._log, offset)
-                    os.fsync(self._log)
-                break
-            self._offsets.append(offset)
-            offset = end
-        return offset
-
-    def _end_of_record(self, offset: int, size: int) -> int | None:
-        """Where a whole record ends; None for a torn tail.
+    def _newest_base(self) -> journal_pb2.LedgerBase | None:
+        """Load the newest base.
 
         Raises:
-            JournalDamagedError: the record is bad and is not the last.
+            JournalDamagedError: it is unreadable.
 
         """
-        header = os.pread(self._log, _HEADER.size, offset)
-        if len(header) < _HEADER.size:
+        path = max(self._directory.glob("base-*.pb"), default=None)
+        if path is None:
             return None
-        length, checksum = _HEADER.unpack(header)
-        end = offset + _HEADER.size + int(length)
-        if end > size:
-            return None
-        if crc32c(os.pread(self._log, length, offset + _HEADER.size)) == checksum:
-            return end
-        if end == size:
-            return None
-        msg = (
-            f"{self._directory / 'events.log'} is damaged at byte {offset}, before its tail: "
-            "restore the file, or start a new run"
+        data = path.read_bytes()
+        head, body = data[: len(BASE_MAGIC)], data[len(BASE_MAGIC) + _CHECKSUM.size :]
+        checksum = data[len(BASE_MAGIC) : len(BASE_MAGIC) + _CHECKSUM.size]
+        if head != BASE_MAGIC or _CHECKSUM.pack(crc32c(body)) != checksum:
+            msg = f"{path} is damaged: restore the file, or start a new run"
+            raise JournalDamagedError(msg)
+        return journal_pb2.LedgerBase.FromString(body)
+
+    def _open_segments(self, *, writable: bool) -> list[Segment]:
+        firsts = sorted(
+            int(path.stem.removeprefix("events-")) for path in self._directory.glob("events-*.log")
         )
-        raise JournalDamagedError(msg)
-
-
-def _write_all(fd: int, data: bytes, offset: int) -> None:
-    view = memoryview(data)
-    while view:
-        written = os.pwrite(fd, view, offset)
-        view = view[written:]
-        offset += written
-
-
-def _sync_directory(directory: Path) -> None:
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+        begun = bool(firsts)
+        segments = [Segment(self._directory, f, writable=writable) for f in firsts or [1]]
+        self.torn_bytes = segments[-1].scan(last=True, cut=writable) if begun or writable else 0
+        next_position = self.base.position + 1 if self.base else 1
+        if segments[0].first_position > next_position:
+            msg = f"{self._directory}: the segment with position {next_position} is missing"
+            raise JournalDamagedError(msg)
+        for segment, following in pairwise(segments):
+            if following.first_position <= next_position:
+                continue  # A restart reads nothing of it.
+            if segment.first_position + len(segment) != following.first_position:
+                msg = f"{segment.path} does not reach to {following.path.name}"
+                raise JournalDamagedError(msg)
+        return segments
