@@ -146,19 +146,23 @@ class OpenFeedRequest(_message.Message):
 
     ROW_COUNT_FIELD_NUMBER: _builtins.int
     FINGERPRINT_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
     row_count: _builtins.int
     """Rows in it. Required."""
     fingerprint: _builtins.str
     """A digest of content, order and seed. Required."""
+    address: _builtins.str
+    """Where the feeder listens, `host:port`, for GetReplayStatus."""
     def __init__(
         self,
         *,
         row_count: _builtins.int = ...,
         fingerprint: _builtins.str = ...,
+        address: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fingerprint", b"fingerprint", "row_count", b"row_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "fingerprint", b"fingerprint", "row_count", b"row_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -207,16 +211,22 @@ class AwaitDemandRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     WAIT_S_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
     wait_s: _builtins.float
     """How long to wait if there is none, in seconds; at most 60."""
+    address: _builtins.str
+    """Where the feeder listens, as in OpenFeed: a replay buffer that was
+    restarted learns it again.
+    """
     def __init__(
         self,
         *,
         wait_s: _builtins.float = ...,
+        address: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["wait_s", b"wait_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "wait_s", b"wait_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -755,16 +765,20 @@ class RegisterTrainerRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TRAINER_ID_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
     trainer_id: _builtins.str
     """Chosen by the trainer at its start, unique. Required."""
+    address: _builtins.str
+    """Where the trainer listens, `host:port`, for GetReplayStatus."""
     def __init__(
         self,
         *,
         trainer_id: _builtins.str = ...,
+        address: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["trainer_id", b"trainer_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "trainer_id", b"trainer_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -871,6 +885,7 @@ class SampleBatchRequest(_message.Message):
     PART_FIELD_NUMBER: _builtins.int
     PART_COUNT_FIELD_NUMBER: _builtins.int
     WAIT_S_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     """The trainer. Required."""
     step: _builtins.int
@@ -881,6 +896,10 @@ class SampleBatchRequest(_message.Message):
     """Parts in the step. Required; fixed when the step opens."""
     wait_s: _builtins.float
     """How long to wait if it is not ready, in seconds; at most 60."""
+    address: _builtins.str
+    """Where the trainer listens, as in RegisterTrainer: a replay buffer that was
+    restarted learns it again.
+    """
     def __init__(
         self,
         *,
@@ -889,10 +908,11 @@ class SampleBatchRequest(_message.Message):
         part: _builtins.int = ...,
         part_count: _builtins.int = ...,
         wait_s: _builtins.float = ...,
+        address: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "part", b"part", "part_count", b"part_count", "step", b"step", "wait_s", b"wait_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "incarnation", b"incarnation", "part", b"part", "part_count", b"part_count", "step", b"step", "wait_s", b"wait_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1056,19 +1076,23 @@ class RegisterStoreRequest(_message.Message):
 
     STORE_INCARNATION_FIELD_NUMBER: _builtins.int
     CAPACITY_BYTES_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
     store_incarnation: _builtins.str
     """Chosen by the store at its start, unique. Required."""
     capacity_bytes: _builtins.int
     """The most bytes it will hold. Required."""
+    address: _builtins.str
+    """Where the store listens, `host:port`, for GetReplayStatus."""
     def __init__(
         self,
         *,
         store_incarnation: _builtins.str = ...,
         capacity_bytes: _builtins.int = ...,
+        address: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity_bytes", b"capacity_bytes", "store_incarnation", b"store_incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "capacity_bytes", b"capacity_bytes", "store_incarnation", b"store_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1105,10 +1129,15 @@ class FindDeadTrajectoriesRequest(_message.Message):
     STORE_INCARNATION_FIELD_NUMBER: _builtins.int
     KEYS_FIELD_NUMBER: _builtins.int
     HELD_BYTES_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
     store_incarnation: _builtins.str
     """The store's incarnation. Required."""
     held_bytes: _builtins.int
     """Bytes the store holds now, for the room gate."""
+    address: _builtins.str
+    """Where the store listens, as in RegisterStore: a replay buffer that was
+    restarted learns it again.
+    """
     @_builtins.property
     def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The keys, at most 65536."""
@@ -1119,10 +1148,11 @@ class FindDeadTrajectoriesRequest(_message.Message):
         store_incarnation: _builtins.str = ...,
         keys: _abc.Iterable[_builtins.str] | None = ...,
         held_bytes: _builtins.int = ...,
+        address: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["held_bytes", b"held_bytes", "keys", b"keys", "store_incarnation", b"store_incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "held_bytes", b"held_bytes", "keys", b"keys", "store_incarnation", b"store_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1735,6 +1765,26 @@ class GetReplayStatusResponse(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class AddressesEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     PROCESS_FIELD_NUMBER: _builtins.int
     LINEAGE_FIELD_NUMBER: _builtins.int
     COUNTS_FIELD_NUMBER: _builtins.int
@@ -1756,6 +1806,8 @@ class GetReplayStatusResponse(_message.Message):
     STORE_CAPACITY_BYTES_FIELD_NUMBER: _builtins.int
     PAUSED_FIELD_NUMBER: _builtins.int
     FIRST_POSITION_FIELD_NUMBER: _builtins.int
+    ADDRESSES_FIELD_NUMBER: _builtins.int
+    RUN_DIR_FIELD_NUMBER: _builtins.int
     lineage: _builtins.str
     """The current time line."""
     committed_step: _builtins.int
@@ -1786,6 +1838,8 @@ class GetReplayStatusResponse(_message.Message):
     """Whether the run is paused."""
     first_position: _builtins.int
     """The journal's first position that is still there."""
+    run_dir: _builtins.str
+    """The run directory as the replay buffer sees it, for tools on its machine."""
     @_builtins.property
     def process(self) -> _status_pb2.ProcessStatus:
         """The process itself."""
@@ -1809,6 +1863,13 @@ class GetReplayStatusResponse(_message.Message):
     @_builtins.property
     def regenerated(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """Times a group had to be leased again, by cause: expired, returned, failed, store_lost."""
+
+    @_builtins.property
+    def addresses(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Where others listen, as they last said: `feeder`, `store`, `trainer` ->
+        `host:port`. Not in the journal: after a restart of the replay buffer it is
+        empty until they call again.
+        """
 
     def __init__(
         self,
@@ -1834,10 +1895,12 @@ class GetReplayStatusResponse(_message.Message):
         store_capacity_bytes: _builtins.int = ...,
         paused: _builtins.bool = ...,
         first_position: _builtins.int = ...,
+        addresses: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        run_dir: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "latest_weights", b"latest_weights", "process", b"process"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["circuit", b"circuit", "circuit_error", b"circuit_error", "committed_step", b"committed_step", "counts", b"counts", "cursor", b"cursor", "demand", b"demand", "ended", b"ended", "finished_spans", b"finished_spans", "first_position", b"first_position", "latest_weights", b"latest_weights", "lineage", b"lineage", "occupancy", b"occupancy", "paused", b"paused", "position", b"position", "process", b"process", "regenerated", b"regenerated", "store_capacity_bytes", b"store_capacity_bytes", "store_reserved_bytes", b"store_reserved_bytes", "target", b"target", "total_steps", b"total_steps", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "circuit", b"circuit", "circuit_error", b"circuit_error", "committed_step", b"committed_step", "counts", b"counts", "cursor", b"cursor", "demand", b"demand", "ended", b"ended", "finished_spans", b"finished_spans", "first_position", b"first_position", "latest_weights", b"latest_weights", "lineage", b"lineage", "occupancy", b"occupancy", "paused", b"paused", "position", b"position", "process", b"process", "regenerated", b"regenerated", "run_dir", b"run_dir", "store_capacity_bytes", b"store_capacity_bytes", "store_reserved_bytes", b"store_reserved_bytes", "target", b"target", "total_steps", b"total_steps", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
