@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from headrace.replay.buffer import ReplayBuffer
 from headrace.replay.deadlines import LeaseDeadlines
+from headrace.replay.journal.base import Journal
 from headrace.replay.journal.committer import Committer
 from headrace.replay.journal.file import FileJournal
 from headrace.replay.load import open_ledger
@@ -113,7 +114,7 @@ async def replay_server(
     directory: Path,
     settings: LedgerSettings,
     *,
-    journal: FileJournal | None = None,
+    journal: Journal | None = None,
     clock: Callable[[], float] = time.monotonic,
     lease_s: float = 60.0,
 ) -> AsyncIterator[Replay]:
@@ -132,7 +133,8 @@ async def replay_server(
     buffer.commit()
     running = asyncio.create_task(committer.run())
     server = create_server(CollectorRegistry())
-    service = ReplayService(buffer, journal, status_pb2.ProcessStatus)
+    service = ReplayService(status_pb2.ProcessStatus)
+    service.open(buffer, journal)
     add_ReplayBufferServiceServicer_to_server(service, server)
     target = bind(server, "127.0.0.1", 0)
     await server.start()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from headrace.config.section import Section
 
@@ -25,6 +25,15 @@ class RunSection(Section):
 class JournalConfig(Section):
     """The ledger's journal."""
 
+    kind: Literal["file", "redis"] = "file"
+    """`file`: in the run directory. `redis`: a Redis Stream, for a replay buffer without a disk
+    of its own."""
+    redis_url: str | None = None
+    """For `redis`: `redis://host:port/db`, `rediss://…` with TLS, or `unix:///path`."""
+    redis_password_file: Path | None = None
+    """A file with Redis's password."""
+    allow_weak_fsync: bool = False
+    """Accept a Redis without `appendfsync always`, which loses acknowledged events when killed."""
     fsync: Literal["always", "never"] = "always"
     """`always`: durable against power loss. `never`: only against a killed process."""
     compact_every: int = Field(default=50_000, ge=100)
@@ -33,6 +42,13 @@ class JournalConfig(Section):
     """Trained and dropped prompts that `where` and `prompts` still know one by one."""
     keep_events: int = Field(default=200_000, ge=0)
     """Events before the last compaction that stay readable, for `where` and `watch`."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.kind == "redis") != (self.redis_url is not None):
+            msg = "journal.kind: redis and journal.redis_url go together"
+            raise ValueError(msg)
+        return self
 
 
 class LedgerConfig(Section):
@@ -90,6 +106,9 @@ class EndpointsConfig(Section):
     """The trajectory store."""
     bind_host: str = "127.0.0.1"
     """The address that services listen on; only loopback until tokens and TLS are there."""
+    advertise_host: str | None = None
+    """The host by which notebooks reach this process, as the replay buffer tells them; null =
+    `bind_host`, or this machine's name where that means all interfaces."""
 
 
 class WatchdogConfig(Section):

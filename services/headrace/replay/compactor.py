@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
+from headrace.config.services import JournalConfig
 from headrace.replay.base import to_base
 from headrace.replay.buffer import ReplayBuffer
 from headrace.replay.journal.base import Journal
@@ -26,6 +27,11 @@ class CompactionSettings:
     """Settled groups that are remembered one by one."""
     keep_events: int
     """Events before the base that stay readable."""
+
+    @classmethod
+    def from_config(cls, config: JournalConfig) -> CompactionSettings:
+        """Take the compactor's part of the configuration."""
+        return cls(config.compact_every, config.keep_settled, config.keep_events)
 
 
 class Compactor:

@@ -10,16 +10,16 @@ from collections.abc import Sequence
 import grpc
 
 from headrace.config.config import Config
-from headrace.config.rundir import RunDirectory
-from headrace.errors import HeadraceError, UsageError, WriterFencedError
+from headrace.errors import HeadraceError, NotReadyError, UsageError, WriterFencedError
 from headrace.log import get_logger
 from headrace.replay.audit import balance_violations
 from headrace.replay.buffer import ReplayBuffer
 from headrace.replay.compactor import CompactionSettings, Compactor
 from headrace.replay.deadlines import LeaseDeadlines
-from headrace.replay.journal.base import JournalDamagedError
+from headrace.replay.journal.base import Journal, JournalDamagedError
 from headrace.replay.journal.committer import CommitFailedError, Committer
-from headrace.replay.journal.file import FileJournal
+from headrace.replay.journal.open import open_journal
+from headrace.replay.ledger import Ledger
 from headrace.replay.load import open_ledger
 from headrace.replay.service.service import ReplayService
 from headrace.replay.settings import LedgerSettings
@@ -41,22 +41,6 @@ async def run(config: Config, options: ProcessOptions) -> int:
         UsageError: the journal cannot be used, or the configuration is not the run's.
 
     """
-    assert config.run.run_dir
-    settings = LedgerSettings.from_config(config)
-    directory = RunDirectory(config.run.run_dir).journal
-    try:
-        journal = FileJournal(
-            directory,
-            fsync=config.journal.fsync == "always",
-            segment_events=config.journal.compact_every,
-        )
-        ledger = open_ledger(
-            journal, settings, run_id=config.run.run_id, new_lineage=uuid.uuid4().hex[:6]
-        )
-    except JournalDamagedError as error:
-        raise UsageError(str(error)) from error
-    if journal.torn_bytes:
-        log.warning("torn_tail_cut", bytes=journal.torn_bytes, position=ledger.position)
     process = Process(
         name=options.name,
         run_id=config.run.run_id,
@@ -65,39 +49,68 @@ async def run(config: Config, options: ProcessOptions) -> int:
         announce=options.announce,
         stall_after_s=config.watchdog.stall_after_s,
     )
-    committer = Committer(journal, durable_position=journal.position, wall_clock=time.time)
+    service = ReplayService(process.status)
+
+    def add_services(server: grpc.aio.Server) -> Sequence[str]:
+        add_ReplayBufferServiceServicer_to_server(service, server)
+        return [replay_pb2.DESCRIPTOR.services_by_name["ReplayBufferService"].full_name]
+
+    await process.start(add_services)
+    try:
+        journal, ledger = await asyncio.to_thread(_load, config, process)
+        try:
+            buffer = _make_buffer(config, process, journal, ledger)
+            service.open(buffer, journal)
+            process.ready()
+            compactor = Compactor(buffer, journal, CompactionSettings.from_config(config.journal))
+            return await _serve(
+                process, buffer, compactor, audit_every_s=config.ledger.audit_every_s
+            )
+        finally:
+            await process.close()
+            journal.close()
+    except JournalDamagedError as error:
+        raise UsageError(str(error)) from error
+    except NotReadyError as error:
+        log.warning("stopped_while_loading", error=str(error))
+        return 0
+    finally:
+        await process.close()
+
+
+def _load(config: Config, process: Process) -> tuple[Journal, Ledger]:
+    """Open the journal and load the ledger. Blocks, and waits for Redis."""
+    begun = time.monotonic()
+    journal = open_journal(config, process.waits, process.stopping.is_set)
+    settings = LedgerSettings.from_config(config)
+    ledger = open_ledger(
+        journal, settings, run_id=config.run.run_id, new_lineage=uuid.uuid4().hex[:6]
+    )
+    if journal.torn_bytes:
+        log.warning("torn_tail_cut", bytes=journal.torn_bytes, position=ledger.position)
+    log.info(
+        "journal_loaded",
+        position=ledger.position,
+        base=journal.base.position if journal.base else 0,
+        epoch=journal.writer_epoch,
+        seconds=round(time.monotonic() - begun, 3),
+    )
+    return journal, ledger
+
+
+def _make_buffer(
+    config: Config, process: Process, journal: Journal, ledger: Ledger
+) -> ReplayBuffer:
     buffer = ReplayBuffer(
         ledger,
-        settings,
-        committer,
+        LedgerSettings.from_config(config),
+        Committer(journal, durable_position=journal.position, wall_clock=time.time),
         deadlines=LeaseDeadlines(clock=time.monotonic, lease_s=config.ledger.lease_s),
         workers=Workers(clock=time.monotonic, timeout_s=config.ledger.worker_timeout_s),
         stopping=process.stopping,
     )
     buffer.commit()
-
-    def add_services(server: grpc.aio.Server) -> Sequence[str]:
-        service = ReplayService(buffer, journal, process.status)
-        add_ReplayBufferServiceServicer_to_server(service, server)
-        return [replay_pb2.DESCRIPTOR.services_by_name["ReplayBufferService"].full_name]
-
-    await process.start(add_services)
-    log.info("journal_loaded", position=ledger.position, epoch=journal.writer_epoch)
-    process.ready()
-    compactor = Compactor(
-        buffer,
-        journal,
-        CompactionSettings(
-            every_events=config.journal.compact_every,
-            keep_settled=config.journal.keep_settled,
-            keep_events=config.journal.keep_events,
-        ),
-    )
-    try:
-        return await _serve(process, buffer, compactor, audit_every_s=config.ledger.audit_every_s)
-    finally:
-        await process.close()
-        journal.close()
+    return buffer
 
 
 async def _serve(

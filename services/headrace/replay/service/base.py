@@ -7,9 +7,11 @@ from typing import Any, TypeAlias, TypeVar
 
 import grpc
 
-from headrace.errors import InvalidFieldError
+from headrace.errors import InvalidFieldError, NotReadyError
 from headrace.replay.buffer import ReplayBuffer
 from headrace.replay.journal.base import Journal
+from headrace.replay.ledger import Ledger
+from headrace.replay.settings import LedgerSettings
 from headrace.v1 import status_pb2
 from headrace.v1.replay_pb2_grpc import ReplayBufferServiceServicer
 
@@ -26,17 +28,33 @@ class Calls(ReplayBufferServiceServicer):
     decide on the same state; each answer waits until all it depends on is durable.
     """
 
-    def __init__(
-        self,
-        buffer: ReplayBuffer,
-        journal: Journal,
-        process_status: Callable[[], status_pb2.ProcessStatus],
-    ) -> None:
-        self._buffer = buffer
-        self._ledger = buffer.ledger
-        self._settings = buffer.settings
-        self._journal = journal
+    def __init__(self, process_status: Callable[[], status_pb2.ProcessStatus]) -> None:
         self._process_status = process_status
+        self._opened: tuple[ReplayBuffer, Journal] | None = None
+
+    def open(self, buffer: ReplayBuffer, journal: Journal) -> None:
+        """Answer calls from now on; until then they are told to try again."""
+        self._opened = (buffer, journal)
+
+    @property
+    def _buffer(self) -> ReplayBuffer:
+        if self._opened is None:
+            raise NotReadyError("the replay buffer is loading its journal")
+        return self._opened[0]
+
+    @property
+    def _journal(self) -> Journal:
+        if self._opened is None:
+            raise NotReadyError("the replay buffer is loading its journal")
+        return self._opened[1]
+
+    @property
+    def _ledger(self) -> Ledger:
+        return self._buffer.ledger
+
+    @property
+    def _settings(self) -> LedgerSettings:
+        return self._buffer.settings
 
     async def _turn(self, change: Callable[[], _T]) -> _T:
         """Change the ledger in one turn, and answer when that is durable."""
