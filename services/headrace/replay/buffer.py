@@ -8,7 +8,6 @@ Knows nothing of the wire.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import TypeVar
 
 from headrace.errors import NotReadyError, WriterFencedError
@@ -16,6 +15,8 @@ from headrace.replay import leasing
 from headrace.replay.deadlines import LeaseDeadlines
 from headrace.replay.journal.committer import CommitFailedError, Committer
 from headrace.replay.ledger import Ledger
+from headrace.replay.peers import Peers
+from headrace.replay.polls import Alike, LongPolls, Look, unlike_others
 from headrace.replay.settings import LedgerSettings
 from headrace.replay.workers import Workers
 
@@ -43,7 +44,9 @@ class ReplayBuffer:
         self.stopping = stopping
         self.store_held_bytes = 0
         """What the store last said it holds."""
-        self._changed = asyncio.Event()
+        self.peers = Peers()
+        """Where the others listen."""
+        self._polls = LongPolls(asked=self.commit, stopping=stopping)
 
     def commit(self) -> None:
         """Hand this turn's events to the journal and wake whoever waits."""
@@ -54,8 +57,7 @@ class ReplayBuffer:
 
     def wake(self) -> None:
         """Let all long polls look again."""
-        waiters, self._changed = self._changed, asyncio.Event()
-        waiters.set()
+        self._polls.wake()
 
     async def settled(self) -> None:
         """Wait until everything the ledger holds now is durable.
@@ -72,25 +74,12 @@ class ReplayBuffer:
                 raise error.__cause__ from error
             raise NotReadyError("the journal failed; the replay buffer is stopping") from error
 
-    async def until(self, look: Callable[[], _T | None], wait_s: float) -> _T | None:
+    async def until(self, look: Look[_T], wait_s: float, alike: Alike = unlike_others) -> _T | None:
         """Look, and look again after every change, until there is an answer or time is up.
 
-        `look` may change the ledger; what it returns in the end is returned.
+        `look` may change the ledger; what it returns in the end is returned. See `LongPolls`.
         """
-        deadline = asyncio.get_running_loop().time() + wait_s
-        while True:
-            try:
-                answer = look()
-            finally:
-                self.commit()
-            if answer is not None or self.stopping.is_set():
-                return answer
-            changed = self._changed
-            try:
-                async with asyncio.timeout_at(deadline):
-                    await changed.wait()
-            except TimeoutError:
-                return None
+        return await self._polls.until(look, wait_s, alike)
 
     def expire_leases(self) -> list[str]:
         """Take back leases that ran out; name their prompts."""

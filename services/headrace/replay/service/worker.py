@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 from headrace.errors import InvalidFieldError
-from headrace.replay import leasing
+from headrace.replay import circuit, leasing
 from headrace.replay.group import Group
 from headrace.replay.service.base import Calls, Context, checked_wait
 from headrace.v1 import prompt_pb2
@@ -51,7 +53,13 @@ class WorkerCalls(Calls):
                 self._buffer.deadlines.extend(group)
             return pb.LeasePromptsResponse(leases=map(self._lease, leased)) if leased else None
 
-        answer = await self._buffer.until(look, checked_wait(request.wait_s))
+        def alike() -> Hashable | None:
+            if circuit.may_lease(self._ledger, worker_id) is not None:
+                return None
+            weights = request.weights
+            return weights.lineage, weights.version, request.weights_checksum
+
+        answer = await self._buffer.until(look, checked_wait(request.wait_s), alike)
         if answer is None:
             answer = pb.LeasePromptsResponse(blocked_by=blocked_by)
         if self._ledger.latest_weights:
