@@ -43,6 +43,7 @@ class Feed:
     """Meets the replay buffer's demand, until the run has ended.
 
     Attributes:
+        address: Where the feeder listens, for those who ask the replay buffer.
         cursor: The next ordinal, as the ledger last said.
         registered_count: Prompts registered by this process.
 
@@ -83,6 +84,7 @@ class Feed:
         self._stopping = stopping
         self._ordinal_count = 0
         self._ahead: deque[replay_pb2.NewPrompt] = deque()  # read; the first has ordinal `cursor`
+        self.address = ""
         self.cursor = 0
         self.registered_count = 0
 
@@ -95,7 +97,7 @@ class Feed:
 
         """
         request = replay_pb2.OpenFeedRequest(
-            row_count=len(self._prompts), fingerprint=self._fingerprint
+            row_count=len(self._prompts), fingerprint=self._fingerprint, address=self.address
         )
         try:
             opened = await persist(
@@ -140,7 +142,7 @@ class Feed:
         """Meet the demand there is; say whether the run has ended."""
         wanted = await persist(
             self._stub.AwaitDemand,
-            replay_pb2.AwaitDemandRequest(wait_s=DEMAND_WAIT_S),
+            replay_pb2.AwaitDemandRequest(wait_s=DEMAND_WAIT_S, address=self.address),
             waits=self._waits,
             name="demand",
             owner=REPLAY,

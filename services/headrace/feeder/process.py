@@ -15,6 +15,7 @@ from headrace.feeder.prompts import Prompts
 from headrace.feeder.reading import Reader
 from headrace.feeder.service import PromptFeederService
 from headrace.feeder.sources.load import open_source
+from headrace.rpc.advertise import advertised
 from headrace.rpc.calls import Stopped
 from headrace.rpc.channel import open_channel
 from headrace.rpc.process import Process, ProcessOptions
@@ -77,17 +78,19 @@ async def run(config: Config, options: ProcessOptions) -> int:
             reader=reader,
             process_status=process.status,
         )
-        await _serve(process, feed, service)
+        await _serve(process, feed, service, config.endpoints.advertise_host)
     return 0
 
 
-async def _serve(process: Process, feed: Feed, service: PromptFeederService) -> None:
+async def _serve(
+    process: Process, feed: Feed, service: PromptFeederService, host: str | None
+) -> None:
     def add_services(server: grpc.aio.Server) -> Sequence[str]:
         feeder_pb2_grpc.add_PromptFeederServiceServicer_to_server(service, server)
         return [SERVICE]
 
     try:
-        await process.start(add_services)
+        feed.address = advertised(await process.start(add_services), host)
         await feed.open()
         process.ready()
         await feed.run()

@@ -109,6 +109,7 @@ def _make_buffer(
         workers=Workers(clock=time.monotonic, timeout_s=config.ledger.worker_timeout_s),
         stopping=process.stopping,
     )
+    buffer.peers.run_dir = str(config.run.run_dir or "")
     buffer.commit()
     return buffer
 

@@ -12,6 +12,7 @@ from uuid import uuid4
 
 from headrace.config.config import Config
 from headrace.log import get_logger
+from headrace.rpc.advertise import advertised
 from headrace.rpc.calls import Stopped, persist
 from headrace.rpc.channel import open_channel
 from headrace.rpc.process import Process, ProcessOptions
@@ -45,11 +46,11 @@ async def run(config: Config, options: ProcessOptions) -> int:
         stall_after_s=config.watchdog.stall_after_s,
     )
     service = StoreService(process.status)
-    await process.start(service.add_to)
+    address = advertised(await process.start(service.add_to), config.endpoints.advertise_host)
     nodes = await asyncio.to_thread(Nodes.start, unit_count=config.store.storage_units)
     client = nodes.attach(f"headrace_store_{config.run.run_id}")
     try:
-        return await _serve(config, process, service, client)
+        return await _serve(config, process, service, client, address)
     except Stopped:
         return OK
     finally:
@@ -58,7 +59,9 @@ async def run(config: Config, options: ProcessOptions) -> int:
         await asyncio.to_thread(nodes.close)
 
 
-async def _serve(config: Config, process: Process, service: StoreService, client: object) -> int:
+async def _serve(
+    config: Config, process: Process, service: StoreService, client: object, address: str
+) -> int:
     queue = TransferQueue(
         client,
         unit_count=config.store.storage_units,
@@ -75,8 +78,10 @@ async def _serve(config: Config, process: Process, service: StoreService, client
     assert config.endpoints.replay is not None
     async with open_channel(config.endpoints.replay) as channel:
         replay = replay_pb2_grpc.ReplayBufferServiceStub(channel)
-        sweeper = Sweeper(store, replay, waits=process.waits, stopping=process.stopping)
-        await _register(process, store, replay)
+        sweeper = Sweeper(
+            store, replay, address=address, waits=process.waits, stopping=process.stopping
+        )
+        await _register(process, store, replay, address)
         service.open(store, sweeper)
         process.ready()
         code = await _until_over(config, process, queue, sweeper)
@@ -85,12 +90,17 @@ async def _serve(config: Config, process: Process, service: StoreService, client
 
 
 async def _register(
-    process: Process, store: TrajectoryStore, replay: replay_pb2_grpc.ReplayBufferServiceAsyncStub
+    process: Process,
+    store: TrajectoryStore,
+    replay: replay_pb2_grpc.ReplayBufferServiceAsyncStub,
+    address: str,
 ) -> None:
     answer = await persist(
         replay.RegisterStore,
         replay_pb2.RegisterStoreRequest(
-            store_incarnation=store.incarnation, capacity_bytes=store.capacity_bytes
+            store_incarnation=store.incarnation,
+            capacity_bytes=store.capacity_bytes,
+            address=address,
         ),
         waits=process.waits,
         name="the store's registration",

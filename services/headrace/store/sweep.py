@@ -31,6 +31,7 @@ class Sweeper:
     Args:
         store: The store.
         replay: The replay buffer. While it is away, a sweep waits for it.
+        address: Where the store listens, for those who ask the replay buffer.
         waits: Where that wait is registered.
         stopping: Ends that wait.
 
@@ -41,10 +42,12 @@ class Sweeper:
         store: TrajectoryStore,
         replay: replay_pb2_grpc.ReplayBufferServiceAsyncStub,
         *,
+        address: str = "",
         waits: Waits,
         stopping: asyncio.Event,
     ) -> None:
         self.swept_count = 0
+        self._address = address
         self._store = store
         self._replay = replay
         self._waits = waits
@@ -92,6 +95,7 @@ class Sweeper:
                 store_incarnation=self._store.incarnation,
                 keys=keys,
                 held_bytes=self._store.catalogue.held_bytes,
+                address=self._address,
             ),
             waits=self._waits,
             name="which rows are dead",

@@ -26,13 +26,19 @@ class CannotResumeError(HeadraceError):
 
 
 async def register(
-    replay: ReplayStub, *, trainer_id: str, waits: Waits, stopping: asyncio.Event
+    replay: ReplayStub,
+    *,
+    trainer_id: str,
+    address: str = "",
+    waits: Waits,
+    stopping: asyncio.Event,
 ) -> pb.RegisterTrainerResponse:
     """Become the run's trainer, and wait until the number of its steps is known.
 
     Args:
         replay: the replay buffer.
         trainer_id: unique to this start of the trainer.
+        address: where the trainer listens, for those who ask the replay buffer.
         waits: where waits are registered.
         stopping: ends them.
 
@@ -45,7 +51,7 @@ async def register(
     while True:
         response = await persist(
             replay.RegisterTrainer,
-            pb.RegisterTrainerRequest(trainer_id=trainer_id),
+            pb.RegisterTrainerRequest(trainer_id=trainer_id, address=address),
             waits=waits,
             name="trainer registered",
             owner="replay",

@@ -58,6 +58,8 @@ class LoopSettings:
     """Whether advantages are divided by the group's standard deviation."""
     pad_id: int
     """The padding token."""
+    address: str = ""
+    """Where the trainer listens, for those who ask the replay buffer."""
 
 
 class TrainingLoop:
@@ -99,6 +101,7 @@ class TrainingLoop:
             store,
             incarnation=settings.incarnation,
             part_count=settings.part_count,
+            address=settings.address,
             waits=waits,
             stopping=stopping,
         )

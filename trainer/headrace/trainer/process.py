@@ -9,6 +9,7 @@ from headrace.config.config import Config
 from headrace.config.rundir import RunDirectory
 from headrace.errors import TrainerFencedError, UsageError
 from headrace.log import get_logger
+from headrace.rpc.advertise import advertised
 from headrace.rpc.calls import Stopped
 from headrace.rpc.channel import open_channel
 from headrace.rpc.process import Process, ProcessOptions
@@ -55,10 +56,11 @@ async def run(config: Config, options: ProcessOptions) -> int:
         stall_after_s=config.watchdog.stall_after_s,
     )
     progress = Progress()
-    await process.start(TrainerService(process.status, progress).add_to)
+    bound = await process.start(TrainerService(process.status, progress).add_to)
+    address = advertised(bound, config.endpoints.advertise_host)
     compute = ComputeThread(threads=config.trainer.threads, seed=config.trainer.seed)
     try:
-        await _train(config, process, progress, compute)
+        await _train(config, process, progress, compute, address)
     except Stopped:
         return INTERRUPTED
     except TrainerFencedError as error:
@@ -75,7 +77,7 @@ async def run(config: Config, options: ProcessOptions) -> int:
 
 
 async def _train(
-    config: Config, process: Process, progress: Progress, compute: ComputeThread
+    config: Config, process: Process, progress: Progress, compute: ComputeThread, address: str
 ) -> None:
     tokenizer = await compute.run(load_tokenizer, config.model)
     model = await compute.run(_place_model, config, tokenizer)
@@ -87,6 +89,7 @@ async def _train(
         registered = await register(
             replay,
             trainer_id=f"trainer-{uuid4().hex}",
+            address=address,
             waits=process.waits,
             stopping=process.stopping,
         )
@@ -94,7 +97,7 @@ async def _train(
         if config.trainer.warm_start.steps:
             await _warm_start(config, process, compute, model, tokenizer)
         loop = TrainingLoop(
-            _loop_settings(config, registered, tokenizer),
+            _loop_settings(config, registered, tokenizer, address),
             replay=replay,
             store=store_pb2_grpc.TrajectoryStoreServiceStub(to_store),
             actor=await compute.run(_make_actor, config, model, registered.total_steps),
@@ -171,7 +174,7 @@ def _make_recorder(config: Config) -> Recorder:
 
 
 def _loop_settings(
-    config: Config, registered: RegisterTrainerResponse, tokenizer: Tokenizer
+    config: Config, registered: RegisterTrainerResponse, tokenizer: Tokenizer, address: str
 ) -> LoopSettings:
     return LoopSettings(
         incarnation=registered.incarnation,
@@ -179,6 +182,7 @@ def _loop_settings(
         part_count=config.trainer.parameter_sync_step,
         divide_by_std=config.algorithm.norm_adv_by_std_in_grpo,
         pad_id=tokenizer.pad_id,
+        address=address,
     )
 
 

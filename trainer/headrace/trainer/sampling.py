@@ -62,6 +62,7 @@ class BatchSource:
         store: the trajectory store.
         incarnation: the trainer's.
         part_count: parts per step.
+        address: where the trainer listens, for those who ask the replay buffer.
         waits: where waits are registered.
         stopping: ends them.
 
@@ -74,6 +75,7 @@ class BatchSource:
         *,
         incarnation: int,
         part_count: int,
+        address: str = "",
         waits: Waits,
         stopping: asyncio.Event,
     ) -> None:
@@ -81,6 +83,7 @@ class BatchSource:
         self._store = store
         self._incarnation = incarnation
         self._part_count = part_count
+        self._address = address
         self._waits = waits
         self._stopping = stopping
 
@@ -114,6 +117,7 @@ class BatchSource:
             part=part,
             part_count=self._part_count,
             wait_s=POLL_S,
+            address=self._address,
         )
         with self._waits.waiting(
             "batch", owner="replay", ends_when="the replay buffer answers"

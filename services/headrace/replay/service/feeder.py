@@ -18,6 +18,7 @@ class FeederCalls(Calls):
                 row_count=request.row_count,
                 fingerprint=request.fingerprint,
             )
+            self._buffer.peers.hear("feeder", request.address)
             feed = self._ledger.feed
             return pb.OpenFeedResponse(
                 cursor=self._ledger.cursor,
@@ -31,6 +32,8 @@ class FeederCalls(Calls):
     async def AwaitDemand(
         self, request: pb.AwaitDemandRequest, context: Context
     ) -> pb.AwaitDemandResponse:
+        self._buffer.peers.hear("feeder", request.address)
+
         def answer() -> pb.AwaitDemandResponse:
             return pb.AwaitDemandResponse(
                 demand=feeding.demand(self._ledger, self._settings),

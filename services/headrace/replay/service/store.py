@@ -23,6 +23,7 @@ class StoreCalls(Calls):
                 capacity_bytes=request.capacity_bytes,
             )
             self._buffer.store_held_bytes = 0
+            self._buffer.peers.hear("store", request.address)
             return pb.RegisterStoreResponse(lost_group_count=lost)
 
         return await self._turn(turn)
@@ -32,6 +33,7 @@ class StoreCalls(Calls):
     ) -> pb.FindDeadTrajectoriesResponse:
         if len(request.keys) > MAX_KEYS_PER_CALL:
             raise InvalidFieldError("keys", f"at most {MAX_KEYS_PER_CALL}")
+        self._buffer.peers.hear("store", request.address)
         if request.store_incarnation == self._ledger.store_incarnation:
             self._buffer.store_held_bytes = request.held_bytes
             self._buffer.wake()

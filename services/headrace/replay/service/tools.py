@@ -94,6 +94,8 @@ class ToolCalls(Calls):
         answer = report.status(self._ledger, self._settings, self._buffer.workers)
         answer.process.CopyFrom(self._process_status())
         answer.first_position = self._journal.first_position
+        answer.addresses.update(self._buffer.peers.addresses)
+        answer.run_dir = self._buffer.peers.run_dir
         await self._buffer.settled()
         return answer
 

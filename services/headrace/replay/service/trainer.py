@@ -29,6 +29,7 @@ class TrainerCalls(Calls):
     ) -> pb.RegisterTrainerResponse:
         def turn() -> pb.RegisterTrainerResponse:
             sampling.register_trainer(self._ledger, request.trainer_id)
+            self._buffer.peers.hear("trainer", request.address)
             return pb.RegisterTrainerResponse(
                 incarnation=self._ledger.trainer_incarnation,
                 lineage=self._ledger.lineage,
@@ -57,6 +58,7 @@ class TrainerCalls(Calls):
         def look() -> pb.SampleBatchResponse | None:
             nonlocal blocked_by
             sampling.check_trainer(self._ledger, request.incarnation)
+            self._buffer.peers.hear("trainer", request.address)
             sample = sampling.sample(
                 self._ledger,
                 self._settings,
