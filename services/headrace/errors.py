@@ -134,6 +134,13 @@ class WeightsConflictError(WireError):
     reason = "WEIGHTS_CONFLICT"
 
 
+class WeightsGoneError(WireError):
+    """This version of the weights is not kept any more."""
+
+    code = StatusCode.NOT_FOUND
+    reason = "WEIGHTS_GONE"
+
+
 class TrainerFencedError(WireError):
     """A newer trainer has registered."""
 

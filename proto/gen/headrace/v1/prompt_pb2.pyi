@@ -352,7 +352,9 @@ class PublishedWeights(_message.Message):
     URI_FIELD_NUMBER: _builtins.int
     CHECKSUM_FIELD_NUMBER: _builtins.int
     uri: _builtins.str
-    """Where: a directory, for `weights.transport: dir`."""
+    """Where: a directory, for `weights.transport: dir`; `grpc:`, for `grpc`: the
+    trainer serves it (`GetWeights`).
+    """
     checksum: _builtins.str
     """SHA-256 of the manifest, hexadecimal; the manifest holds that of each file."""
     @_builtins.property

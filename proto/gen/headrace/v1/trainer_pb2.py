@@ -22,10 +22,11 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from headrace.v1 import prompt_pb2 as headrace_dot_v1_dot_prompt__pb2
 from headrace.v1 import status_pb2 as headrace_dot_v1_dot_status__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19headrace/v1/trainer.proto\x12\x0bheadrace.v1\x1a\x18headrace/v1/status.proto\"\x19\n\x17GetTrainerStatusRequest\"\xac\x01\n\x18GetTrainerStatusResponse\x12+\n\x07process\x18\x01 \x01(\x0b\x32\x1a.headrace.v1.ProcessStatus\x12(\n\x05phase\x18\x02 \x01(\x0e\x32\x19.headrace.v1.TrainerPhase\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\x13\n\x0btotal_steps\x18\x04 \x01(\x03\x12\x16\n\x0eweight_version\x18\x05 \x01(\x03\"\'\n\x11WatchStepsRequest\x12\x12\n\nafter_step\x18\x01 \x01(\x03\"\x91\x01\n\x12WatchStepsResponse\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12=\n\x07metrics\x18\x02 \x03(\x0b\x32,.headrace.v1.WatchStepsResponse.MetricsEntry\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01*\xbb\x01\n\x0cTrainerPhase\x12\x1d\n\x19TRAINER_PHASE_UNSPECIFIED\x10\x00\x12\x1a\n\x16TRAINER_PHASE_STARTING\x10\x01\x12\x1a\n\x16TRAINER_PHASE_SAMPLING\x10\x02\x12\x1a\n\x16TRAINER_PHASE_UPDATING\x10\x03\x12\x1c\n\x18TRAINER_PHASE_PUBLISHING\x10\x04\x12\x1a\n\x16TRAINER_PHASE_FINISHED\x10\x05\x32\xc2\x01\n\x0eTrainerService\x12_\n\x10GetTrainerStatus\x12$.headrace.v1.GetTrainerStatusRequest\x1a%.headrace.v1.GetTrainerStatusResponse\x12O\n\nWatchSteps\x12\x1e.headrace.v1.WatchStepsRequest\x1a\x1f.headrace.v1.WatchStepsResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19headrace/v1/trainer.proto\x12\x0bheadrace.v1\x1a\x18headrace/v1/prompt.proto\x1a\x18headrace/v1/status.proto\"\x19\n\x17GetTrainerStatusRequest\"\xac\x01\n\x18GetTrainerStatusResponse\x12+\n\x07process\x18\x01 \x01(\x0b\x32\x1a.headrace.v1.ProcessStatus\x12(\n\x05phase\x18\x02 \x01(\x0e\x32\x19.headrace.v1.TrainerPhase\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\x13\n\x0btotal_steps\x18\x04 \x01(\x03\x12\x16\n\x0eweight_version\x18\x05 \x01(\x03\"\'\n\x11WatchStepsRequest\x12\x12\n\nafter_step\x18\x01 \x01(\x03\"\x91\x01\n\x12WatchStepsResponse\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12=\n\x07metrics\x18\x02 \x03(\x0b\x32,.headrace.v1.WatchStepsResponse.MetricsEntry\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"[\n\x11GetWeightsRequest\x12\"\n\x02id\x18\x01 \x01(\x0b\x32\x16.headrace.v1.WeightsId\x12\x0c\n\x04\x66ile\x18\x02 \x01(\t\x12\x14\n\x0coffset_bytes\x18\x03 \x01(\x03\"\"\n\x12GetWeightsResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c*\xbb\x01\n\x0cTrainerPhase\x12\x1d\n\x19TRAINER_PHASE_UNSPECIFIED\x10\x00\x12\x1a\n\x16TRAINER_PHASE_STARTING\x10\x01\x12\x1a\n\x16TRAINER_PHASE_SAMPLING\x10\x02\x12\x1a\n\x16TRAINER_PHASE_UPDATING\x10\x03\x12\x1c\n\x18TRAINER_PHASE_PUBLISHING\x10\x04\x12\x1a\n\x16TRAINER_PHASE_FINISHED\x10\x05\x32\x93\x02\n\x0eTrainerService\x12_\n\x10GetTrainerStatus\x12$.headrace.v1.GetTrainerStatusRequest\x1a%.headrace.v1.GetTrainerStatusResponse\x12O\n\nWatchSteps\x12\x1e.headrace.v1.WatchStepsRequest\x1a\x1f.headrace.v1.WatchStepsResponse0\x01\x12O\n\nGetWeights\x12\x1e.headrace.v1.GetWeightsRequest\x1a\x1f.headrace.v1.GetWeightsResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,18 +35,22 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_WATCHSTEPSRESPONSE_METRICSENTRY']._loaded_options = None
   _globals['_WATCHSTEPSRESPONSE_METRICSENTRY']._serialized_options = b'8\001'
-  _globals['_TRAINERPHASE']._serialized_start=460
-  _globals['_TRAINERPHASE']._serialized_end=647
-  _globals['_GETTRAINERSTATUSREQUEST']._serialized_start=68
-  _globals['_GETTRAINERSTATUSREQUEST']._serialized_end=93
-  _globals['_GETTRAINERSTATUSRESPONSE']._serialized_start=96
-  _globals['_GETTRAINERSTATUSRESPONSE']._serialized_end=268
-  _globals['_WATCHSTEPSREQUEST']._serialized_start=270
-  _globals['_WATCHSTEPSREQUEST']._serialized_end=309
-  _globals['_WATCHSTEPSRESPONSE']._serialized_start=312
-  _globals['_WATCHSTEPSRESPONSE']._serialized_end=457
-  _globals['_WATCHSTEPSRESPONSE_METRICSENTRY']._serialized_start=411
-  _globals['_WATCHSTEPSRESPONSE_METRICSENTRY']._serialized_end=457
-  _globals['_TRAINERSERVICE']._serialized_start=650
-  _globals['_TRAINERSERVICE']._serialized_end=844
+  _globals['_TRAINERPHASE']._serialized_start=615
+  _globals['_TRAINERPHASE']._serialized_end=802
+  _globals['_GETTRAINERSTATUSREQUEST']._serialized_start=94
+  _globals['_GETTRAINERSTATUSREQUEST']._serialized_end=119
+  _globals['_GETTRAINERSTATUSRESPONSE']._serialized_start=122
+  _globals['_GETTRAINERSTATUSRESPONSE']._serialized_end=294
+  _globals['_WATCHSTEPSREQUEST']._serialized_start=296
+  _globals['_WATCHSTEPSREQUEST']._serialized_end=335
+  _globals['_WATCHSTEPSRESPONSE']._serialized_start=338
+  _globals['_WATCHSTEPSRESPONSE']._serialized_end=483
+  _globals['_WATCHSTEPSRESPONSE_METRICSENTRY']._serialized_start=437
+  _globals['_WATCHSTEPSRESPONSE_METRICSENTRY']._serialized_end=483
+  _globals['_GETWEIGHTSREQUEST']._serialized_start=485
+  _globals['_GETWEIGHTSREQUEST']._serialized_end=576
+  _globals['_GETWEIGHTSRESPONSE']._serialized_start=578
+  _globals['_GETWEIGHTSRESPONSE']._serialized_end=612
+  _globals['_TRAINERSERVICE']._serialized_start=805
+  _globals['_TRAINERSERVICE']._serialized_end=1080
 # @@protoc_insertion_point(module_scope)

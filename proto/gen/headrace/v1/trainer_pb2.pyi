@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from headrace.v1 import prompt_pb2 as _prompt_pb2
 from headrace.v1 import status_pb2 as _status_pb2
 import builtins as _builtins
 import sys
@@ -182,3 +183,57 @@ class WatchStepsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WatchStepsResponse: _TypeAlias = WatchStepsResponse  # noqa: Y015
+
+@_typing.final
+class GetWeightsRequest(_message.Message):
+    """Asks for a file of a weight version."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    FILE_FIELD_NUMBER: _builtins.int
+    OFFSET_BYTES_FIELD_NUMBER: _builtins.int
+    file: _builtins.str
+    """`manifest.json`, or a file that it names."""
+    offset_bytes: _builtins.int
+    """Where to begin, in bytes: what the caller has of the file already."""
+    @_builtins.property
+    def id(self) -> _prompt_pb2.WeightsId:
+        """The version."""
+
+    def __init__(
+        self,
+        *,
+        id: _prompt_pb2.WeightsId | None = ...,
+        file: _builtins.str = ...,
+        offset_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["id", b"id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["file", b"file", "id", b"id", "offset_bytes", b"offset_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetWeightsRequest: _TypeAlias = GetWeightsRequest  # noqa: Y015
+
+@_typing.final
+class GetWeightsResponse(_message.Message):
+    """A piece of a file; pieces follow each other without a gap."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DATA_FIELD_NUMBER: _builtins.int
+    data: _builtins.bytes
+    """The piece: at most 1 MiB."""
+    def __init__(
+        self,
+        *,
+        data: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetWeightsResponse: _TypeAlias = GetWeightsResponse  # noqa: Y015

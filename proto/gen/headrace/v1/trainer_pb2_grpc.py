@@ -27,9 +27,10 @@ if _version_not_supported:
 
 class TrainerServiceStub:
     """The trainer pulls its batches from the replay buffer; this service is how
-    others look at it.
+    others look at it, and where workers get weights that are published as
+    `grpc:`.
 
-    Who may call it: tools, the launcher.
+    Who may call it: tools, the launcher, workers.
     """
 
     def __init__(self, channel):
@@ -48,13 +49,19 @@ class TrainerServiceStub:
                 request_serializer=headrace_dot_v1_dot_trainer__pb2.WatchStepsRequest.SerializeToString,
                 response_deserializer=headrace_dot_v1_dot_trainer__pb2.WatchStepsResponse.FromString,
                 _registered_method=True)
+        self.GetWeights = channel.unary_stream(
+                '/headrace.v1.TrainerService/GetWeights',
+                request_serializer=headrace_dot_v1_dot_trainer__pb2.GetWeightsRequest.SerializeToString,
+                response_deserializer=headrace_dot_v1_dot_trainer__pb2.GetWeightsResponse.FromString,
+                _registered_method=True)
 
 
 class TrainerServiceServicer:
     """The trainer pulls its batches from the replay buffer; this service is how
-    others look at it.
+    others look at it, and where workers get weights that are published as
+    `grpc:`.
 
-    Who may call it: tools, the launcher.
+    Who may call it: tools, the launcher, workers.
     """
 
     def GetTrainerStatus(self, request, context):
@@ -67,6 +74,22 @@ class TrainerServiceServicer:
     def WatchSteps(self, request, context):
         """Streams the metrics of each step, from `after_step` on, as they come.
         Changes nothing. The stream ends when training ends.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetWeights(self, request, context):
+        """Streams one file of a weight version, from `offset_bytes` to its end, in
+        chunks of at most 1 MiB. Changes nothing. A reader asks for `manifest.json`
+        first: it names the other files, with size and SHA-256 of each. After a
+        stream that broke it calls again, with what it has received as the offset.
+
+        Errors:
+        - NOT_FOUND, reason WEIGHTS_GONE: nobody needs this version any more, or it
+        was never written. Ask the replay buffer for the newest.
+        - INVALID_ARGUMENT, reason INVALID_FIELD: the version has no such file, or
+        the file ends before the offset.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -85,6 +108,11 @@ def add_TrainerServiceServicer_to_server(servicer, server):
                     request_deserializer=headrace_dot_v1_dot_trainer__pb2.WatchStepsRequest.FromString,
                     response_serializer=headrace_dot_v1_dot_trainer__pb2.WatchStepsResponse.SerializeToString,
             ),
+            'GetWeights': grpc.unary_stream_rpc_method_handler(
+                    servicer.GetWeights,
+                    request_deserializer=headrace_dot_v1_dot_trainer__pb2.GetWeightsRequest.FromString,
+                    response_serializer=headrace_dot_v1_dot_trainer__pb2.GetWeightsResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'headrace.v1.TrainerService', rpc_method_handlers)
@@ -95,9 +123,10 @@ def add_TrainerServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class TrainerService:
     """The trainer pulls its batches from the replay buffer; this service is how
-    others look at it.
+    others look at it, and where workers get weights that are published as
+    `grpc:`.
 
-    Who may call it: tools, the launcher.
+    Who may call it: tools, the launcher, workers.
     """
 
     @staticmethod
@@ -144,6 +173,33 @@ class TrainerService:
             '/headrace.v1.TrainerService/WatchSteps',
             headrace_dot_v1_dot_trainer__pb2.WatchStepsRequest.SerializeToString,
             headrace_dot_v1_dot_trainer__pb2.WatchStepsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetWeights(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/headrace.v1.TrainerService/GetWeights',
+            headrace_dot_v1_dot_trainer__pb2.GetWeightsRequest.SerializeToString,
+            headrace_dot_v1_dot_trainer__pb2.GetWeightsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -28,9 +28,10 @@ GRPC_VERSION: str
 
 class TrainerServiceStub:
     """The trainer pulls its batches from the replay buffer; this service is how
-    others look at it.
+    others look at it, and where workers get weights that are published as
+    `grpc:`.
 
-    Who may call it: tools, the launcher.
+    Who may call it: tools, the launcher, workers.
     """
 
     @_typing.overload
@@ -43,13 +44,26 @@ class TrainerServiceStub:
     """Streams the metrics of each step, from `after_step` on, as they come.
     Changes nothing. The stream ends when training ends.
     """
+    GetWeights: _grpc.UnaryStreamMultiCallable[_trainer_pb2.GetWeightsRequest, _trainer_pb2.GetWeightsResponse]
+    """Streams one file of a weight version, from `offset_bytes` to its end, in
+    chunks of at most 1 MiB. Changes nothing. A reader asks for `manifest.json`
+    first: it names the other files, with size and SHA-256 of each. After a
+    stream that broke it calls again, with what it has received as the offset.
+
+    Errors:
+    - NOT_FOUND, reason WEIGHTS_GONE: nobody needs this version any more, or it
+      was never written. Ask the replay buffer for the newest.
+    - INVALID_ARGUMENT, reason INVALID_FIELD: the version has no such file, or
+      the file ends before the offset.
+    """
 
 @_typing.type_check_only
 class TrainerServiceAsyncStub(TrainerServiceStub):
     """The trainer pulls its batches from the replay buffer; this service is how
-    others look at it.
+    others look at it, and where workers get weights that are published as
+    `grpc:`.
 
-    Who may call it: tools, the launcher.
+    Who may call it: tools, the launcher, workers.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -59,12 +73,25 @@ class TrainerServiceAsyncStub(TrainerServiceStub):
     """Streams the metrics of each step, from `after_step` on, as they come.
     Changes nothing. The stream ends when training ends.
     """
+    GetWeights: _aio.UnaryStreamMultiCallable[_trainer_pb2.GetWeightsRequest, _trainer_pb2.GetWeightsResponse]  # type: ignore[assignment]
+    """Streams one file of a weight version, from `offset_bytes` to its end, in
+    chunks of at most 1 MiB. Changes nothing. A reader asks for `manifest.json`
+    first: it names the other files, with size and SHA-256 of each. After a
+    stream that broke it calls again, with what it has received as the offset.
+
+    Errors:
+    - NOT_FOUND, reason WEIGHTS_GONE: nobody needs this version any more, or it
+      was never written. Ask the replay buffer for the newest.
+    - INVALID_ARGUMENT, reason INVALID_FIELD: the version has no such file, or
+      the file ends before the offset.
+    """
 
 class TrainerServiceServicer(metaclass=_abc_1.ABCMeta):
     """The trainer pulls its batches from the replay buffer; this service is how
-    others look at it.
+    others look at it, and where workers get weights that are published as
+    `grpc:`.
 
-    Who may call it: tools, the launcher.
+    Who may call it: tools, the launcher, workers.
     """
 
     @_abc_1.abstractmethod
@@ -83,6 +110,24 @@ class TrainerServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_trainer_pb2.WatchStepsResponse], _abc.AsyncIterator[_trainer_pb2.WatchStepsResponse]]:
         """Streams the metrics of each step, from `after_step` on, as they come.
         Changes nothing. The stream ends when training ends.
+        """
+
+    @_abc_1.abstractmethod
+    def GetWeights(
+        self,
+        request: _trainer_pb2.GetWeightsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_trainer_pb2.GetWeightsResponse], _abc.AsyncIterator[_trainer_pb2.GetWeightsResponse]]:
+        """Streams one file of a weight version, from `offset_bytes` to its end, in
+        chunks of at most 1 MiB. Changes nothing. A reader asks for `manifest.json`
+        first: it names the other files, with size and SHA-256 of each. After a
+        stream that broke it calls again, with what it has received as the offset.
+
+        Errors:
+        - NOT_FOUND, reason WEIGHTS_GONE: nobody needs this version any more, or it
+          was never written. Ask the replay buffer for the newest.
+        - INVALID_ARGUMENT, reason INVALID_FIELD: the version has no such file, or
+          the file ends before the offset.
         """
 
 def add_TrainerServiceServicer_to_server(servicer: TrainerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
