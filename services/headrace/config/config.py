@@ -98,6 +98,11 @@ class Config(Section):
                     f"sampler.max_off_policy_threshold = {threshold} leaves no slack over the "
                     "steady-state span: a slow group is dropped"
                 )
+        if self.reward.sends_token_in_the_clear:
+            found.append(
+                f"reward.url = {self.reward.url}: the token of reward.http.token_file can be read by "
+                "everybody on the way; use https"
+            )
         if self.algorithm.kl_loss_coef > 0 and self.algorithm.kl_loss_type == "k1":
             found.append(
                 "algorithm.kl_loss_type = k1 as a loss has a gradient of zero mean; k3 is meant"
@@ -122,6 +127,9 @@ class Config(Section):
         self._check_fed_threshold()
         if self.reward.kind == "python" and self.reward.function is None:
             msg = "reward.kind = python needs reward.function: module:function"
+            raise ValueError(msg)
+        if self.reward.kind == "http" and self.reward.url is None:
+            msg = "reward.kind = http needs reward.url: http://host:port/path"
             raise ValueError(msg)
         need = self.rollout.n * self.max_trajectory_bytes
         if need > self.store.capacity_bytes:

@@ -20,7 +20,15 @@ from headrace.config.problems import Problem, problems, unknown_key
 from headrace.config.schema import known_keys
 from headrace.errors import UsageError
 
-FILE_PATHS = ("data.source.path", "model.path", "model.tokenizer", "weights.dir")
+FILE_PATHS = (
+    "data.source.path",
+    "model.path",
+    "model.tokenizer",
+    "reward.http.token_file",
+    "reward.http.ca_file",
+    "weights.dir",
+    "weights.tmpdir",
+)
 """Keys whose relative paths count from the configuration file's folder."""
 WORKING_PATHS = ("run.run_dir",)
 """Keys whose relative paths count from the current folder."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field
 
@@ -63,20 +65,51 @@ class RolloutConfig(Section):
     """A session not done after this long is an error of the engine."""
 
 
+class HttpReward(Section):
+    """How a reward service is called."""
+
+    token_file: Path | None = None
+    """A file with the bearer token that is sent; null = none."""
+    ca_file: Path | None = None
+    """Certificates, PEM, that an `https` service is checked against; null = the usual ones."""
+    max_batch: int = Field(default=256, ge=1)
+    """The most responses in one call; the responses of one group that end together stay
+    together, however many they are."""
+    max_calls: int = Field(default=4, ge=1)
+    """Calls under way at a time, per worker."""
+    max_tries: int = Field(default=5, ge=1)
+    """How often a call is made at most, before its responses count as errors."""
+    open_after: int = Field(default=5, ge=1)
+    """Failed tries in a row, after which calls are held back, but for a probe now and then, until
+    one is answered."""
+
+
 class RewardConfig(Section):
     """How a response is scored. An error is never a zero reward; the group is tried again."""
 
-    kind: Literal["exact_match", "positional", "reasoning_gym", "python"] = "exact_match"
+    kind: Literal["exact_match", "positional", "reasoning_gym", "python", "http"] = "exact_match"
     """`exact_match`: 1 if the response is the answer. `positional`: 0.5 x share of right
     positions (the stop is one) + 0.5 if all are right. `reasoning_gym`: the data set's own
-    scorer. `python`: a function of yours."""
+    scorer. `python`: a function of yours. `http`: a service of yours."""
     function: str | None = Field(default=None, pattern=r"^[\w.]+:\w+$")
     """For `python`: `module:function`, called as
     `function(prompt=, response=, answer=, metadata=, finish_reason=)`; it returns a number, or a
     mapping with `reward` and named parts."""
+    url: str | None = Field(default=None, pattern=r"^https?://[^/\s]+\S*$")
+    """For `http`: where responses are POSTed to."""
     timeout_s: float = Field(default=10.0, gt=0)
-    """A scoring that takes longer is killed and counts as an error."""
+    """A scoring that takes longer is killed and counts as an error. For `http`: a call that does."""
     processes: int = Field(default=1, ge=1)
-    """Processes that score, per worker."""
+    """Processes that score, per worker; not for `http`."""
     options: dict[str, Any] = {}
     """Further keyword arguments of the function."""
+    http: HttpReward = HttpReward()
+    """For `http`: how the service is called."""
+
+    @property
+    def sends_token_in_the_clear(self) -> bool:
+        """Whether a token leaves this machine unencrypted."""
+        if self.kind != "http" or self.url is None or self.http.token_file is None:
+            return False
+        parts = urlsplit(self.url)
+        return parts.scheme == "http" and parts.hostname not in ("localhost", "127.0.0.1", "::1")

@@ -89,10 +89,15 @@ class StoreConfig(Section):
 class WeightsConfig(Section):
     """How weights travel from the trainer to the workers."""
 
-    transport: Literal["dir"] = "dir"
-    """`dir`: versioned safetensors in a directory that all can reach."""
+    transport: Literal["dir", "grpc"] = "dir"
+    """`dir`: versioned safetensors in a directory that all can reach. `grpc`: each worker gets
+    them from the trainer (`endpoints.trainer`); nothing is shared."""
     dir: Path | None = None
-    """The directory; null = `weights` in the run directory."""
+    """The directory; null = `weights` in the run directory. With `grpc` only the trainer uses
+    it."""
+    tmpdir: Path | None = None
+    """With `grpc`: where a worker makes its private folder for what it has got, two versions at
+    the most; null = the system's folder for temporary files."""
 
 
 class EndpointsConfig(Section):
@@ -104,6 +109,8 @@ class EndpointsConfig(Section):
     """The prompt feeder."""
     store: str | None = None
     """The trajectory store."""
+    trainer: str | None = None
+    """The trainer; workers need it with `weights.transport: grpc`."""
     bind_host: str = "127.0.0.1"
     """The address that services listen on; only loopback until tokens and TLS are there."""
     advertise_host: str | None = None
