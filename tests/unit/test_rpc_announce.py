@@ -13,8 +13,10 @@ from headrace.rpc import announce
 
 def test_what_was_announced_is_read(tmp_path: Path) -> None:
     path = tmp_path / "endpoints" / "replay.json"
-    announce.write(path, "127.0.0.1:40001")
-    assert announce.read(path) == announce.Announcement("127.0.0.1:40001", os.getpid())
+    announce.write(path, "127.0.0.1:40001", metrics="127.0.0.1:40002")
+    assert announce.read(path) == announce.Announcement(
+        "127.0.0.1:40001", os.getpid(), "127.0.0.1:40002"
+    )
 
 
 def test_a_later_announcement_replaces_the_first_and_leaves_nothing_else(tmp_path: Path) -> None:

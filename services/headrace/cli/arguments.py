@@ -21,7 +21,11 @@ Overrides = Annotated[
 PortOption = Annotated[
     int, typer.Option(min=0, max=65535, help="The port to listen on; 0 takes a free one.")
 ]
+MetricsPortOption = Annotated[
+    int,
+    typer.Option(min=0, max=65535, help="The port of Prometheus's /metrics; 0 takes a free one."),
+]
 AnnounceOption = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="Write the address there, as JSON, once it is known."),
+    typer.Option(metavar="FILE", help="Write the addresses there, as JSON, once they are known."),
 ]

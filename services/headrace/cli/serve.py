@@ -7,7 +7,13 @@ from typing import Annotated
 
 import typer
 
-from headrace.cli.arguments import AnnounceOption, ConfigArgument, Overrides, PortOption
+from headrace.cli.arguments import (
+    AnnounceOption,
+    ConfigArgument,
+    MetricsPortOption,
+    Overrides,
+    PortOption,
+)
 
 app = typer.Typer(
     help="Serve one part of a run in the foreground. `headrace run` starts them all.",
@@ -24,13 +30,14 @@ def replay(
     config: ConfigArgument,
     overrides: Overrides = None,
     port: PortOption = 0,
+    metrics_port: MetricsPortOption = 0,
     announce: AnnounceOption = None,
 ) -> None:
     """Serve the replay buffer: the ledger of every prompt.
 
     Example: `headrace serve replay my.yaml run.run_dir=/srv/run-1 --port 7001`
     """
-    _serve("replay", config, overrides, "replay", port, announce)
+    _serve("replay", config, overrides, "replay", port, metrics_port, announce)
 
 
 @app.command()
@@ -38,13 +45,14 @@ def feeder(
     config: ConfigArgument,
     overrides: Overrides = None,
     port: PortOption = 0,
+    metrics_port: MetricsPortOption = 0,
     announce: AnnounceOption = None,
 ) -> None:
     """Serve the prompt feeder. Needs endpoints.replay=HOST:PORT.
 
     Example: `headrace serve feeder my.yaml run.run_dir=/srv/run-1 endpoints.replay=127.0.0.1:7001`
     """
-    _serve("feeder", config, overrides, "feeder", port, announce)
+    _serve("feeder", config, overrides, "feeder", port, metrics_port, announce)
 
 
 @app.command()
@@ -52,13 +60,14 @@ def store(
     config: ConfigArgument,
     overrides: Overrides = None,
     port: PortOption = 0,
+    metrics_port: MetricsPortOption = 0,
     announce: AnnounceOption = None,
 ) -> None:
     """Serve the trajectory store. Needs endpoints.replay=HOST:PORT.
 
     Example: `headrace serve store my.yaml run.run_dir=/srv/run-1 endpoints.replay=127.0.0.1:7001`
     """
-    _serve("store", config, overrides, "store", port, announce)
+    _serve("store", config, overrides, "store", port, metrics_port, announce)
 
 
 def worker(
@@ -66,6 +75,7 @@ def worker(
     overrides: Overrides = None,
     name: NameOption = "worker-0",
     port: PortOption = 0,
+    metrics_port: MetricsPortOption = 0,
     announce: AnnounceOption = None,
 ) -> None:
     """Generate and score: a rollout worker. Any number of them may come and go.
@@ -75,13 +85,14 @@ def worker(
     Example: `headrace worker my.yaml run.run_dir=/srv/run-1 endpoints.replay=127.0.0.1:7001
     endpoints.store=127.0.0.1:7002 --name worker-1`
     """
-    _serve("rollout", config, overrides, name, port, announce)
+    _serve("rollout", config, overrides, name, port, metrics_port, announce)
 
 
 def train(
     config: ConfigArgument,
     overrides: Overrides = None,
     port: PortOption = 0,
+    metrics_port: MetricsPortOption = 0,
     announce: AnnounceOption = None,
 ) -> None:
     """Train: the process that learns. A run has one.
@@ -91,7 +102,7 @@ def train(
     Example: `headrace train my.yaml run.run_dir=/srv/run-1 endpoints.replay=127.0.0.1:7001
     endpoints.store=127.0.0.1:7002 endpoints.feeder=127.0.0.1:7003`
     """
-    _serve("trainer", config, overrides, "trainer", port, announce)
+    _serve("trainer", config, overrides, "trainer", port, metrics_port, announce)
 
 
 def _serve(
@@ -100,8 +111,9 @@ def _serve(
     overrides: list[str] | None,
     name: str,
     port: int,
+    metrics_port: int,
     announce: Path | None,
 ) -> None:
     from headrace.cli.single import serve
 
-    raise typer.Exit(serve(package, config, overrides or (), name, port, announce))
+    raise typer.Exit(serve(package, config, overrides or (), name, port, metrics_port, announce))

@@ -49,6 +49,7 @@ async def run(config: Config, options: ProcessOptions) -> int:
         run_id=config.run.run_id,
         host=config.endpoints.bind_host,
         port=options.port,
+        metrics_port=options.metrics_port,
         announce=options.announce,
         stall_after_s=config.watchdog.stall_after_s,
     )

@@ -1,7 +1,7 @@
 """The file in which a process announces where it listens.
 
-`{"address": "127.0.0.1:40001", "pid": 4711}`, replaced as a whole or not at all. It stays
-when the process goes: whoever reads it compares the process id.
+`{"address": "127.0.0.1:40001", "pid": 4711, "metrics": "127.0.0.1:40002"}`, replaced as a whole
+or not at all. It stays when the process goes: whoever reads it compares the process id.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ class Announcement:
     """`host:port`"""
     pid: int
     """Its process id."""
+    metrics: str = ""
+    """`host:port` of its metrics."""
 
 
-def write(path: Path, address: str) -> None:
-    """Announce that this process listens on `address`.
+def write(path: Path, address: str, *, metrics: str = "") -> None:
+    """Announce that this process listens on `address`, and serves its metrics on `metrics`.
 
     Raises:
         UsageError: The file cannot be written.
@@ -34,7 +36,7 @@ def write(path: Path, address: str) -> None:
     temporary = path.with_name(f"{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(asdict(Announcement(address, os.getpid()))))
+        temporary.write_text(json.dumps(asdict(Announcement(address, os.getpid(), metrics))))
         temporary.replace(path)
     except OSError as error:
         raise UsageError(f"cannot announce an address in {path}: {error.strerror}") from error
@@ -49,7 +51,11 @@ def read(path: Path) -> Announcement | None:
     """
     try:
         fields = json.loads(path.read_text())
-        return Announcement(address=str(fields["address"]), pid=int(fields["pid"]))
+        return Announcement(
+            address=str(fields["address"]),
+            pid=int(fields["pid"]),
+            metrics=str(fields.get("metrics", "")),
+        )
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -16,7 +16,7 @@ import asyncio
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -25,11 +25,17 @@ from typing import Final
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Gauge, Metric
+from prometheus_client.gc_collector import GCCollector
+from prometheus_client.platform_collector import PlatformCollector
+from prometheus_client.process_collector import ProcessCollector
 
 from headrace.log import get_logger
 from headrace.rpc import announce as announcement
+from headrace.rpc.exposition import MetricsServer
+from headrace.rpc.mirror import Mirror
 from headrace.rpc.server import bind, create_server
+from headrace.rpc.wait_metrics import WaitMetrics
 from headrace.rpc.waits import Waits
 from headrace.v1 import status_pb2
 
@@ -51,6 +57,8 @@ class ProcessOptions:
     """`feeder`, `replay`, `store`, `worker-0`, `trainer`."""
     port: int = 0
     """The port to listen on; 0 = a free one."""
+    metrics_port: int = 0
+    """The port of its metrics; 0 = a free one."""
     announce: Path | None = None
     """Where to announce the address."""
 
@@ -63,6 +71,7 @@ class Process:
         run_id: The run it belongs to.
         host: A loopback address.
         port: 0 = a free one.
+        metrics_port: The same, for its metrics.
         announce: Where to announce the address; None = nowhere.
         stall_after_s: The limit of waits that name none.
         now: Seconds of a monotonic clock.
@@ -81,6 +90,7 @@ class Process:
         run_id: str,
         host: str = "127.0.0.1",
         port: int = 0,
+        metrics_port: int = 0,
         announce: Path | None = None,
         stall_after_s: float,
         now: Callable[[], float] = time.monotonic,
@@ -89,6 +99,7 @@ class Process:
         self._run_id = run_id
         self._host = host
         self._port = port
+        self._metrics_port = metrics_port
         self._announce = announce
         self._now = now
         self._begun = now()
@@ -98,6 +109,8 @@ class Process:
         self._health = health.aio.HealthServicer()
         self._services: list[str] = ["", health.SERVICE_NAME]
         self._server: grpc.aio.Server | None = None
+        self._metrics: MetricsServer | None = None
+        self._mirror = Mirror(asyncio.get_running_loop())
         self._becoming_ready: asyncio.Task[None] | None = None
         self._watchdog = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         self._closed = threading.Event()
@@ -122,14 +135,20 @@ class Process:
         reflection.enable_server_reflection((*reflected, reflection.SERVICE_NAME), server)
         await self._set_health(_NOT_SERVING)
         address = bind(server, self._host, self._port)
+        self._register_metrics()
+        self._metrics = MetricsServer(self.registry, self._host, self._metrics_port)
         await server.start()
         self._server = server
         self._handle_signals()
         self._watchdog.start()
         if self._announce is not None:
-            announcement.write(self._announce, address)
-        log.info("listening", address=address)
+            announcement.write(self._announce, address, metrics=self._metrics.address)
+        log.info("listening", address=address, metrics=self._metrics.address)
         return address
+
+    def expose(self, read: Callable[[], Iterable[Metric]]) -> None:
+        """Have `read` called at each scrape, on the event loop, for metrics that mirror state."""
+        self._mirror.add(read)
 
     def ready(self) -> None:
         """Say that calls are welcome: health is SERVING."""
@@ -152,7 +171,8 @@ class Process:
         if self._becoming_ready is not None:
             await self._becoming_ready
         await self._health.enter_graceful_shutdown()
-        await self._server.stop(grace_s)
+        assert self._metrics is not None
+        await asyncio.gather(self._server.stop(grace_s), asyncio.to_thread(self._metrics.close))
         self._closed.set()
         self._watchdog.join()
         log.info("stopped")
@@ -178,6 +198,15 @@ class Process:
                 elapsed_s=round(wait.elapsed_s, 3),
                 ends_when=wait.ends_when,
             )
+
+    def _register_metrics(self) -> None:
+        for collector in (self._mirror, WaitMetrics(self.waits)):
+            self.registry.register(collector)
+        for of_prometheus in (ProcessCollector, PlatformCollector, GCCollector):
+            of_prometheus(registry=self.registry)
+        names = {"process": self._name, "run_id": self._run_id}
+        info = Gauge("headrace_process_info", "Always 1.", list(names), registry=self.registry)
+        info.labels(**names).set(1)
 
     def _watch(self) -> None:
         while not self._closed.wait(WATCH_EVERY_S):
