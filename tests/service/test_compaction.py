@@ -30,7 +30,7 @@ async def test_a_restart_from_a_base_gives_the_same_ledger(
     tmp_path: Path, after_compaction: int
 ) -> None:
     journal = FileJournal(tmp_path, fsync=False, segment_events=20)
-    async with replay_server(tmp_path, settings(window_size=4), journal=journal) as replay:
+    async with replay_server(journal, settings(window_size=4)) as replay:
         incarnation = await replay.begin()
         compactor = Compactor(
             replay.buffer,

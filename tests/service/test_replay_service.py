@@ -4,27 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import pytest
 from ledger_world import settings
+from redis_server import RedisServer
 from replay_server import Replay, replay_server
 
 from headrace.errors import WeightsUnknownError, WriterFencedError
+from headrace.replay.journal.base import Journal
 from headrace.replay.journal.file import FileJournal
+from headrace.replay.journal.redis import RedisJournal
 from headrace.rpc.status import error_from
+from headrace.rpc.waits import Waits
 from headrace.v1 import feeder_pb2, journal_pb2, prompt_pb2
 from headrace.v1 import replay_pb2 as pb
 
 
-class HeldJournal(FileJournal):
-    """A journal that can hold back its acknowledgement (the bytes are written, nobody is told), or fail."""
+class Held:
+    """Any journal, made to hold back its acknowledgement (the bytes are written), or to fail."""
 
-    def __init__(self, directory: Path) -> None:
-        super().__init__(directory, fsync=False)
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
         self.open = threading.Event()
         self.open.set()
         self.disk_is_full = False
@@ -32,12 +36,32 @@ class HeldJournal(FileJournal):
     def append(self, records: Sequence[journal_pb2.JournalRecord]) -> None:
         if self.disk_is_full:
             raise OSError(28, "No space left on device")
-        super().append(records)
+        self._journal.append(records)
         self.open.wait()
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._journal, name)
 
-async def test_two_requests_racing_for_prompts_never_both_get_one(tmp_path: Path) -> None:
-    async with replay_server(tmp_path, settings(window_size=50)) as replay:
+
+OpenJournal = Callable[[], Journal]
+
+
+@pytest.fixture(params=["file", "redis"])
+def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OpenJournal]:
+    """Opens the test's journal, as often as it likes; every test runs on both kinds."""
+    if request.param == "file":
+        yield lambda: FileJournal(tmp_path, fsync=False)
+        return
+    server = RedisServer(tmp_path)
+    server.start()
+    yield lambda: RedisJournal(
+        server.url, run_id="r", waits=Waits(stall_after_s=60), is_stopping=lambda: False
+    )
+    server.stop()
+
+
+async def test_two_requests_racing_for_prompts_never_both_get_one(opened: OpenJournal) -> None:
+    async with replay_server(opened(), settings(window_size=50)) as replay:
         await replay.begin()
         await replay.feed()
         answers = await asyncio.gather(*(replay.lease(3, worker=f"w{i}") for i in range(40)))
@@ -45,9 +69,9 @@ async def test_two_requests_racing_for_prompts_never_both_get_one(tmp_path: Path
         assert len(uids) == len(set(uids)) == 50
 
 
-async def test_no_reply_leaves_before_its_event_is_durable(tmp_path: Path) -> None:
-    journal = HeldJournal(tmp_path)
-    async with replay_server(tmp_path, settings(), journal=journal) as replay:
+async def test_no_reply_leaves_before_its_event_is_durable(opened: OpenJournal) -> None:
+    journal = Held(opened())
+    async with replay_server(cast("Journal", journal), settings()) as replay:
         incarnation = await replay.begin()
         await replay.feed()
         leases = await replay.lease()
@@ -69,9 +93,9 @@ async def test_no_reply_leaves_before_its_event_is_durable(tmp_path: Path) -> No
         assert len((await sampling).groups) == 4
 
 
-async def test_a_caller_that_gives_up_does_not_hurt_the_others(tmp_path: Path) -> None:
-    journal = HeldJournal(tmp_path)
-    async with replay_server(tmp_path, settings(), journal=journal) as replay:
+async def test_a_caller_that_gives_up_does_not_hurt_the_others(opened: OpenJournal) -> None:
+    journal = Held(opened())
+    async with replay_server(cast("Journal", journal), settings()) as replay:
         await replay.begin()
         await replay.feed()
         journal.open.clear()
@@ -86,10 +110,10 @@ async def test_a_caller_that_gives_up_does_not_hurt_the_others(tmp_path: Path) -
 
 
 async def test_a_disk_that_refuses_stops_the_service_before_anybody_is_answered(
-    tmp_path: Path,
+    opened: OpenJournal,
 ) -> None:
-    journal = HeldJournal(tmp_path)
-    async with replay_server(tmp_path, settings(), journal=journal) as replay:
+    journal = Held(opened())
+    async with replay_server(cast("Journal", journal), settings()) as replay:
         await replay.begin()
 
         journal.disk_is_full = True
@@ -99,10 +123,10 @@ async def test_a_disk_that_refuses_stops_the_service_before_anybody_is_answered(
         assert replay.buffer.committer.failure is not None
 
 
-async def test_the_older_of_two_replay_buffers_is_fenced(tmp_path: Path) -> None:
-    async with replay_server(tmp_path, settings()) as older:
+async def test_the_older_of_two_replay_buffers_is_fenced(opened: OpenJournal) -> None:
+    async with replay_server(opened(), settings()) as older:
         await older.begin()
-        async with replay_server(tmp_path, settings()) as newer:
+        async with replay_server(opened(), settings()) as newer:
             with pytest.raises(grpc.aio.AioRpcError) as failed:
                 await older.feed()
             assert isinstance(error_from(failed.value), WriterFencedError)
@@ -111,15 +135,15 @@ async def test_the_older_of_two_replay_buffers_is_fenced(tmp_path: Path) -> None
 
 
 async def test_a_restart_goes_on_from_the_journal_and_leases_get_a_full_period(
-    tmp_path: Path,
+    opened: OpenJournal,
 ) -> None:
     now = 0.0
-    async with replay_server(tmp_path, settings(), clock=lambda: now) as replay:
+    async with replay_server(opened(), settings(), clock=lambda: now) as replay:
         await replay.begin()
         await replay.feed()
         leases = await replay.lease()
         before = await replay.stub.GetReplayStatus(pb.GetReplayStatusRequest())
-    async with replay_server(tmp_path, settings(), clock=lambda: now, lease_s=60) as replay:
+    async with replay_server(opened(), settings(), clock=lambda: now, lease_s=60) as replay:
         after = await replay.stub.GetReplayStatus(pb.GetReplayStatusRequest())
         assert after.counts == before.counts
         assert after.lineage == before.lineage
@@ -132,9 +156,9 @@ async def test_a_restart_goes_on_from_the_journal_and_leases_get_a_full_period(
         assert len(replay.buffer.expire_leases()) == 8
 
 
-async def test_a_renewed_lease_does_not_run_out(tmp_path: Path) -> None:
+async def test_a_renewed_lease_does_not_run_out(opened: OpenJournal) -> None:
     now = 0.0
-    async with replay_server(tmp_path, settings(), clock=lambda: now, lease_s=10) as replay:
+    async with replay_server(opened(), settings(), clock=lambda: now, lease_s=10) as replay:
         await replay.begin()
         await replay.feed()
         [kept, lost] = await replay.lease(2)
@@ -149,8 +173,8 @@ async def test_a_renewed_lease_does_not_run_out(tmp_path: Path) -> None:
         assert list(answer.statuses) == [pb.LEASE_STATUS_LOST]
 
 
-async def test_long_polls_are_answered_by_the_event_they_wait_for(tmp_path: Path) -> None:
-    async with replay_server(tmp_path, settings(window_size=4)) as replay:
+async def test_long_polls_are_answered_by_the_event_they_wait_for(opened: OpenJournal) -> None:
+    async with replay_server(opened(), settings(window_size=4)) as replay:
         incarnation = await replay.begin()
         sampling = asyncio.ensure_future(
             replay.stub.SampleBatch(
@@ -167,8 +191,8 @@ async def test_long_polls_are_answered_by_the_event_they_wait_for(tmp_path: Path
         assert (await sampling).status == pb.SAMPLE_STATUS_READY
 
 
-async def test_a_long_poll_without_an_event_says_what_is_missing(tmp_path: Path) -> None:
-    async with replay_server(tmp_path, settings()) as replay:
+async def test_a_long_poll_without_an_event_says_what_is_missing(opened: OpenJournal) -> None:
+    async with replay_server(opened(), settings()) as replay:
         incarnation = await replay.begin()
         answer = await replay.stub.SampleBatch(
             pb.SampleBatchRequest(incarnation=incarnation, step=1, part_count=1, wait_s=0.05)
@@ -177,8 +201,8 @@ async def test_a_long_poll_without_an_event_says_what_is_missing(tmp_path: Path)
         assert "4 more finished groups" in answer.blocked_by
 
 
-async def test_foreign_weights_are_refused_by_name(tmp_path: Path) -> None:
-    async with replay_server(tmp_path, settings()) as replay:
+async def test_foreign_weights_are_refused_by_name(opened: OpenJournal) -> None:
+    async with replay_server(opened(), settings()) as replay:
         await replay.begin()
         with pytest.raises(grpc.aio.AioRpcError) as failed:
             await replay.lease(version=6)
@@ -187,8 +211,8 @@ async def test_foreign_weights_are_refused_by_name(tmp_path: Path) -> None:
         assert error.metadata["latest_version"] == "0"
 
 
-async def test_where_tells_a_prompts_whole_history(tmp_path: Path) -> None:
-    async with replay_server(tmp_path, settings()) as replay:
+async def test_where_tells_a_prompts_whole_history(opened: OpenJournal) -> None:
+    async with replay_server(opened(), settings()) as replay:
         incarnation = await replay.begin()
         await replay.feed()
         await replay.stub.CompleteSessions(replay.completion(await replay.lease()))
@@ -211,8 +235,8 @@ async def test_where_tells_a_prompts_whole_history(tmp_path: Path) -> None:
         assert failed.value.code() is grpc.StatusCode.NOT_FOUND
 
 
-async def test_prompts_are_listed_by_state_a_page_at_a_time(tmp_path: Path) -> None:
-    async with replay_server(tmp_path, settings()) as replay:
+async def test_prompts_are_listed_by_state_a_page_at_a_time(opened: OpenJournal) -> None:
+    async with replay_server(opened(), settings()) as replay:
         await replay.begin()
         await replay.feed()
         await replay.lease(5)
@@ -231,8 +255,8 @@ async def test_prompts_are_listed_by_state_a_page_at_a_time(tmp_path: Path) -> N
         assert uids == [f"e0r{i}" for i in range(5, 12)]
 
 
-async def test_events_are_watched_from_any_position_without_gaps(tmp_path: Path) -> None:
-    async with replay_server(tmp_path, settings()) as replay:
+async def test_events_are_watched_from_any_position_without_gaps(opened: OpenJournal) -> None:
+    async with replay_server(opened(), settings()) as replay:
         await replay.begin()
         stream = replay.stub.WatchEvents(pb.WatchEventsRequest(after_position=2))
         seen: list[int] = []
@@ -307,15 +331,15 @@ def test_every_call_is_listed_as_reading_or_mutating() -> None:
 
 @pytest.mark.parametrize("name", MUTATING)
 async def test_a_mutating_call_made_twice_changes_nothing_the_second_time(
-    tmp_path: Path, name: str
+    opened: OpenJournal, name: str
 ) -> None:
-    async with replay_server(tmp_path, settings(threshold=8)) as replay:
+    async with replay_server(opened(), settings(threshold=8)) as replay:
         incarnation = await replay.begin()
         await replay.feed()
         leases = await replay.lease()
         await replay.stub.CompleteSessions(replay.completion(leases[:10]))
-        opened = pb.SampleBatchRequest(incarnation=incarnation, step=1, part_count=1)
-        await replay.stub.SampleBatch(opened)
+        first_part = pb.SampleBatchRequest(incarnation=incarnation, step=1, part_count=1)
+        await replay.stub.SampleBatch(first_part)
         await MUTATING[name](replay, incarnation)
         position = replay.buffer.ledger.position
         counts = replay.buffer.ledger.groups.to_counts()
@@ -324,8 +348,8 @@ async def test_a_mutating_call_made_twice_changes_nothing_the_second_time(
         assert replay.buffer.ledger.groups.to_counts() == counts
 
 
-async def test_a_commit_made_twice_trains_once(tmp_path: Path) -> None:
-    async with replay_server(tmp_path, settings()) as replay:
+async def test_a_commit_made_twice_trains_once(opened: OpenJournal) -> None:
+    async with replay_server(opened(), settings()) as replay:
         incarnation = await replay.begin()
         await replay.feed()
         await replay.stub.CompleteSessions(replay.completion(await replay.lease()))

@@ -111,15 +111,14 @@ class Replay:
 
 @asynccontextmanager
 async def replay_server(
-    directory: Path,
+    where: Path | Journal,
     settings: LedgerSettings,
     *,
-    journal: Journal | None = None,
     clock: Callable[[], float] = time.monotonic,
     lease_s: float = 60.0,
 ) -> AsyncIterator[Replay]:
-    """Serve the ledger in `directory`; stop without ceremony at the end."""
-    journal = journal or FileJournal(directory, fsync=False)
+    """Serve the ledger of a journal, or of a directory; stop without ceremony at the end."""
+    journal = FileJournal(where, fsync=False) if isinstance(where, Path) else where
     ledger = open_ledger(journal, settings, run_id="r", new_lineage="l0")
     committer = Committer(journal, durable_position=journal.position, wall_clock=time.time)
     buffer = ReplayBuffer(
