@@ -169,6 +169,27 @@ class PromptUnknownError(WireError):
     reason = "PROMPT_UNKNOWN"
 
 
+class TokenRefusedError(WireError):
+    """The call carries no token, or not the server's."""
+
+    code = StatusCode.UNAUTHENTICATED
+    reason = "TOKEN_REFUSED"
+
+
+class ProtocolMismatchError(WireError):
+    """Caller and server speak different versions of the protocol."""
+
+    code = StatusCode.FAILED_PRECONDITION
+    reason = "PROTOCOL_MISMATCH"
+
+
+class WrongRunError(WireError):
+    """The server belongs to another run than the caller."""
+
+    code = StatusCode.FAILED_PRECONDITION
+    reason = "WRONG_RUN"
+
+
 WIRE_ERRORS: Final[dict[str, type[WireError]]] = {
     error.reason: error for error in WireError.__subclasses__()
 }

@@ -8,10 +8,11 @@ from typing import Self
 
 from pydantic import model_validator
 
-from headrace.config.data import DataConfig
+from headrace.config.data import DataConfig, StreamSource
 from headrace.config.model import ModelConfig
 from headrace.config.rollout import RewardConfig, RolloutConfig
 from headrace.config.section import Section
+from headrace.config.security import SecurityConfig
 from headrace.config.services import (
     EndpointsConfig,
     JournalConfig,
@@ -59,6 +60,10 @@ class Config(Section):
     """How weights travel."""
     endpoints: EndpointsConfig = EndpointsConfig()
     """Where the services are."""
+    security: SecurityConfig = SecurityConfig()
+    """Who may call, and whether others can listen. A token and TLS are both needed on every
+    address but loopback; `headrace certs init` makes the files. They are read when a process
+    starts."""
     watchdog: WatchdogConfig = WatchdogConfig()
     """No silent stall."""
     launcher: LauncherConfig = LauncherConfig()
@@ -125,6 +130,7 @@ class Config(Section):
             )
             raise ValueError(msg)
         self._check_fed_threshold()
+        self._check_stream()
         if self.reward.kind == "python" and self.reward.function is None:
             msg = "reward.kind = python needs reward.function: module:function"
             raise ValueError(msg)
@@ -159,3 +165,23 @@ class Config(Section):
                 "sampler.allow_wasteful"
             )
             raise ValueError(msg)
+
+    def _check_stream(self) -> None:
+        if not isinstance(self.data.source, StreamSource):
+            return
+        if self.trainer.total_training_steps is None:
+            msg = "data.source.kind = stream has no known length: set trainer.total_training_steps"
+            raise ValueError(msg)
+        for key, value, need, why in (
+            ("data.shuffle", self.data.shuffle, False, "has its own order"),
+            ("trainer.total_epochs", self.trainer.total_epochs, 1, "is read once"),
+            (
+                "trainer.warm_start.steps",
+                self.trainer.warm_start.steps,
+                0,
+                "cannot be read beside the feed",
+            ),
+        ):
+            if value != need:
+                msg = f"data.source.kind = stream {why}: set {key} to {str(need).lower()}"
+                raise ValueError(msg)

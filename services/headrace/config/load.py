@@ -22,14 +22,19 @@ from headrace.errors import UsageError
 
 FILE_PATHS = (
     "data.source.path",
+    "data.source.parts.*.source.path",
     "model.path",
     "model.tokenizer",
     "reward.http.token_file",
     "reward.http.ca_file",
+    "security.token_file",
+    "security.tls.ca",
+    "security.tls.cert",
+    "security.tls.key",
     "weights.dir",
     "weights.tmpdir",
 )
-"""Keys whose relative paths count from the configuration file's folder."""
+"""Keys whose relative paths count from the configuration file's folder; `*` is any key."""
 WORKING_PATHS = ("run.run_dir",)
 """Keys whose relative paths count from the current folder."""
 
@@ -89,10 +94,15 @@ def _apply(raw: dict[str, Any], override: str, path: Path) -> str:
     return key
 
 
-def _make_absolute(raw: dict[str, Any], key: str, folder: Path) -> None:
-    here: Any = raw
+def _make_absolute(raw: Any, key: str, folder: Path) -> None:
+    here = raw
     *parents, name = key.split(".")
-    for parent in parents:
+    for depth, parent in enumerate(parents):
+        if parent == "*" and isinstance(here, dict):
+            rest = ".".join((*parents[depth + 1 :], name))
+            for inner in here.values():
+                _make_absolute(inner, rest, folder)
+            return
         here = here.get(parent) if isinstance(here, dict) else None
     if isinstance(here, dict) and isinstance(here.get(name), str):
         here[name] = str(folder / Path(here[name]).expanduser())

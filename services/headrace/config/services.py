@@ -112,7 +112,8 @@ class EndpointsConfig(Section):
     trainer: str | None = None
     """The trainer; workers need it with `weights.transport: grpc`."""
     bind_host: str = "127.0.0.1"
-    """The address that services listen on; only loopback until tokens and TLS are there."""
+    """The address that services listen on; with `security.token_file` and `security.tls` set, it
+    may be another one than loopback."""
     advertise_host: str | None = None
     """The host by which notebooks reach this process, as the replay buffer tells them; null =
     `bind_host`, or this machine's name where that means all interfaces."""

@@ -3,18 +3,21 @@
 A call that names no deadline gets `DEFAULT_TIMEOUT_S`; that holds for streams, too, so
 whoever watches one names its own. A unary call that fails with UNAVAILABLE is tried again a
 few times within its deadline: all our unary methods are safe to repeat. A longer outage is
-the business of `headrace.rpc.calls.persist`.
+the business of `headrace.rpc.calls.persist`. Every call carries what `Security` says of its
+caller.
 """
 
 from __future__ import annotations
 
 import json
-from typing import Final
+from typing import Any, Final
 
 import grpc
 from google.protobuf.descriptor import FileDescriptor
 
-from headrace.rpc import deadlines
+from headrace.rpc.deadlines import with_deadline
+from headrace.rpc.outgoing import Fill, SyncInterceptor, aio_interceptors
+from headrace.rpc.security import Security
 from headrace.v1 import feeder_pb2, replay_pb2, rollout_pb2, store_pb2, trainer_pb2
 
 KEEPALIVE_MS: Final = 30_000
@@ -44,17 +47,50 @@ _FILES: Final[tuple[FileDescriptor, ...]] = (
 )
 
 
-def open_channel(target: str) -> grpc.aio.Channel:
-    """Return a channel to `host:port`. It connects with its first call."""
-    return grpc.aio.insecure_channel(
-        target, options=_options(), interceptors=deadlines.aio_interceptors()
+def open_channel(target: str, security: Security | None = None) -> grpc.aio.Channel:
+    """Return a channel to `host:port`. It connects with its first call.
+
+    Args:
+        target: The address.
+        security: What the process presents; None = plaintext, no token, no run.
+
+    Raises:
+        UsageError: A token would go over a network in the clear.
+
+    """
+    security = security or Security()
+    security.check_target(target)
+    credentials, interceptors = security.channel_credentials(), aio_interceptors(_fill(security))
+    if credentials is None:
+        return grpc.aio.insecure_channel(target, options=_options(), interceptors=interceptors)
+    return grpc.aio.secure_channel(
+        target, credentials, options=_options(), interceptors=interceptors
     )
 
 
-def open_sync_channel(target: str) -> grpc.Channel:
-    """Return a channel for code without an event loop. Do not mix both in one process."""
-    channel = grpc.insecure_channel(target, options=_options())
-    return grpc.intercept_channel(channel, deadlines.SyncInterceptor())
+def open_sync_channel(target: str, security: Security | None = None) -> grpc.Channel:
+    """Return a channel for code without an event loop. Do not mix both in one process.
+
+    Arguments and errors are those of `open_channel`.
+    """
+    security = security or Security()
+    security.check_target(target)
+    credentials = security.channel_credentials()
+    if credentials is None:
+        channel = grpc.insecure_channel(target, options=_options())
+    else:
+        channel = grpc.secure_channel(target, credentials, options=_options())
+    return grpc.intercept_channel(channel, SyncInterceptor(_fill(security)))
+
+
+def _fill(security: Security) -> Fill:
+    """Complete a call's details with a deadline, and with what is said of its caller."""
+    metadata = security.metadata
+
+    def fill(details: Any) -> Any:
+        return with_deadline(details._replace(metadata=(*(details.metadata or ()), *metadata)))
+
+    return fill
 
 
 def _options() -> list[tuple[str, int | str]]:

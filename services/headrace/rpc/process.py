@@ -34,6 +34,7 @@ from headrace.log import get_logger
 from headrace.rpc import announce as announcement
 from headrace.rpc.exposition import MetricsServer
 from headrace.rpc.mirror import Mirror
+from headrace.rpc.security import Security
 from headrace.rpc.server import bind, create_server
 from headrace.rpc.wait_metrics import WaitMetrics
 from headrace.rpc.waits import Waits
@@ -69,10 +70,11 @@ class Process:
     Args:
         name: `feeder`, `replay`, `store`, `worker-0`, `trainer`.
         run_id: The run it belongs to.
-        host: A loopback address.
+        host: A loopback address; another one if `security` has a token and TLS.
         port: 0 = a free one.
         metrics_port: The same, for its metrics.
         announce: Where to announce the address; None = nowhere.
+        security: What calls need, and how they are protected; None = nothing, not at all.
         stall_after_s: The limit of waits that name none.
         now: Seconds of a monotonic clock.
 
@@ -92,6 +94,7 @@ class Process:
         port: int = 0,
         metrics_port: int = 0,
         announce: Path | None = None,
+        security: Security | None = None,
         stall_after_s: float,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -101,6 +104,7 @@ class Process:
         self._port = port
         self._metrics_port = metrics_port
         self._announce = announce
+        self._security = security or Security()
         self._now = now
         self._begun = now()
         self.waits = Waits(now=now, stall_after_s=stall_after_s)
@@ -125,16 +129,19 @@ class Process:
             The address, `host:port`.
 
         Raises:
-            UsageError: The host is not a loopback address, or the port is taken.
+            UsageError: The host is not a loopback address and there is no token or no TLS, or the
+                port is taken.
 
         """
-        server = create_server(self.registry)
+        server = create_server(
+            self.registry, process=self._name, run_id=self._run_id, security=self._security
+        )
         self._services += add_services(server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflected = [name for name in self._services if name]
         reflection.enable_server_reflection((*reflected, reflection.SERVICE_NAME), server)
         await self._set_health(_NOT_SERVING)
-        address = bind(server, self._host, self._port)
+        address = bind(server, self._host, self._port, self._security)
         self._register_metrics()
         self._metrics = MetricsServer(self.registry, self._host, self._metrics_port)
         await server.start()

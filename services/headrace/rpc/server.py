@@ -6,7 +6,6 @@ Knows the options and the interceptors, not the services.
 from __future__ import annotations
 
 import errno
-import ipaddress
 import socket
 from typing import Final
 
@@ -16,6 +15,8 @@ from prometheus_client import CollectorRegistry
 from headrace.errors import UsageError
 from headrace.rpc.interceptors.calls import CallInterceptor
 from headrace.rpc.interceptors.errors import ErrorInterceptor
+from headrace.rpc.interceptors.gate import GateInterceptor
+from headrace.rpc.security import Security
 
 MAX_MESSAGE_BYTES: Final = 4 * 2**20
 """gRPC's own limit, kept on purpose: a bigger control message is a mistake."""
@@ -37,43 +38,53 @@ _OPTIONS: Final[tuple[tuple[str, int], ...]] = (
 )
 
 
-def create_server(registry: CollectorRegistry) -> grpc.aio.Server:
-    """Return a server without services and ports. Its metrics go to `registry`."""
+def create_server(
+    registry: CollectorRegistry,
+    *,
+    process: str = "server",
+    run_id: str = "",
+    security: Security | None = None,
+) -> grpc.aio.Server:
+    """Return a server without services and ports.
+
+    Args:
+        registry: Where its metrics are registered.
+        process: Its name, for those that it refuses.
+        run_id: Calls made for other runs are refused; empty = none is.
+        security: Whose token calls have to carry; None = none.
+
+    """
+    token = security.token if security is not None else ""
+    gate = GateInterceptor(process=process, run_id=run_id, token=token)
     return grpc.aio.server(
-        interceptors=[CallInterceptor(registry), ErrorInterceptor()], options=_OPTIONS
+        interceptors=[CallInterceptor(registry), ErrorInterceptor(), gate], options=_OPTIONS
     )
 
 
-def bind(server: grpc.aio.Server, host: str, port: int) -> str:
+def bind(server: grpc.aio.Server, host: str, port: int, security: Security | None = None) -> str:
     """Listen on `host:port`; port 0 takes a free one.
 
     Returns:
         The address, `host:port`.
 
     Raises:
-        UsageError: The host is not a loopback address, or the port is taken.
+        UsageError: The host is not a loopback address and there is no token or no TLS, or the
+            port is taken.
 
     """
-    _check_loopback(host)
+    security = security or Security()
+    security.check_host(host)
     bracketed = f"[{host}]" if ":" in host else host
     _check_free(host, port)
+    credentials = security.server_credentials()
     try:
-        bound = server.add_insecure_port(f"{bracketed}:{port}")
+        if credentials is None:
+            bound = server.add_insecure_port(f"{bracketed}:{port}")
+        else:
+            bound = server.add_secure_port(f"{bracketed}:{port}", credentials)
     except RuntimeError as error:  # taken since the check; gRPC does not say why
         raise UsageError(_refused(host, port, str(error))) from error
     return f"{bracketed}:{bound}"
-
-
-def _check_loopback(host: str) -> None:
-    try:
-        local = host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        local = False
-    if not local:
-        raise UsageError(
-            f"cannot listen on {host!r}: calls are neither encrypted nor authorised, so only a "
-            "loopback address is allowed; use 127.0.0.1"
-        )
 
 
 def _check_free(host: str, port: int) -> None:
