@@ -166,22 +166,25 @@ def complete_sessions(
         InvalidFieldError: a session that the group does not have, or negative sizes.
 
     """
-    for item in items:
-        if not 0 <= item.record.session < ledger.n or item.record.trajectory_count < 1:
-            raise InvalidFieldError("sessions.record", f"of {item.lease.uid} is malformed")
+    sessions = [(item, item.lease.uid, item.lease.attempt, item.record.session) for item in items]
+    for item, uid, _, session in sessions:
+        if not 0 <= session < ledger.n or item.record.trajectory_count < 1:
+            raise InvalidFieldError("sessions.record", f"of {uid} is malformed")
+    refs = {(uid, attempt): item.lease for item, uid, attempt, _ in sessions}
+    held = {lease: holder(ledger, worker_id, ref) for lease, ref in refs.items()}
     fresh: dict[tuple[str, int], replay_pb2.CompletedSession] = {}
     changed: set[str] = set()
-    for item in items:
-        group = holder(ledger, worker_id, item.lease)
-        if group is None or item.record.session in group.sessions:
+    for item, uid, attempt, session in sessions:
+        group = held[uid, attempt]
+        if group is None or session in group.sessions:
             continue
         if store_incarnation != ledger.store_incarnation:
-            changed.add(item.lease.uid)
+            changed.add(uid)
             continue
-        completed = replay_pb2.CompletedSession(lease=item.lease, record=item.record)
-        completed.record.lineage = ledger.lineage
-        completed.record.attempt = item.lease.attempt
-        fresh[item.lease.uid, item.record.session] = completed
+        completed = replay_pb2.CompletedSession()
+        completed.CopyFrom(item)
+        completed.record.lineage, completed.record.attempt = ledger.lineage, attempt
+        fresh[uid, session] = completed
     if fresh:
         ledger.emit(
             journal.SessionsCompleted(
@@ -189,9 +192,12 @@ def complete_sessions(
             )
         )
         circuit.judge_success(ledger)
+    now = {lease: status_of(ledger, worker_id, ref) for lease, ref in refs.items()}
     statuses = [
-        STORE_CHANGED if item.lease.uid in changed else _completion_status(ledger, worker_id, item)
-        for item in items
+        STORE_CHANGED
+        if uid in changed
+        else _completion_status(ledger, now[uid, attempt], uid, attempt, session)
+        for _, uid, attempt, session in sessions
     ]
     touched = [ledger.groups[uid] for uid in dict.fromkeys(uid for uid, _ in fresh)]
     drop_filtered(ledger, settings, [group for group in touched if group.state == FINISHED])
@@ -199,14 +205,18 @@ def complete_sessions(
 
 
 def _completion_status(
-    ledger: Ledger, worker_id: str, item: replay_pb2.CompletedSession
+    ledger: Ledger,
+    lease: replay_pb2.LeaseStatus.ValueType,
+    uid: str,
+    attempt: int,
+    session: int,
 ) -> replay_pb2.LeaseStatus.ValueType:
-    status = status_of(ledger, worker_id, item.lease)
-    if status == HELD:
+    """HELD as the lease is, DONE if this attempt recorded the session, else LOST."""
+    if lease == HELD:
         return HELD
-    group = ledger.groups.get(item.lease.uid)
-    record = group.sessions.get(item.record.session) if group else None
-    return DONE if record and record.attempt == item.lease.attempt else LOST
+    group = ledger.groups.get(uid)
+    record = group.sessions.get(session) if group else None
+    return DONE if record and record.attempt == attempt else LOST
 
 
 def end_leases(
