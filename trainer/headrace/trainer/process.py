@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -25,8 +26,10 @@ from headrace.trainer.recorder import Recorder
 from headrace.trainer.rows import read_rows
 from headrace.trainer.service import TrainerService
 from headrace.trainer.warm_start import SupervisedTrainer
+from headrace.trainer.weights_server import WeightsServer
 from headrace.v1 import feeder_pb2_grpc, replay_pb2_grpc, store_pb2_grpc
 from headrace.v1.replay_pb2 import RegisterTrainerResponse
+from headrace.weights.transfer import GRPC_URI
 
 OK = 0
 TRAINER_DIED = 4
@@ -57,7 +60,8 @@ async def run(config: Config, options: ProcessOptions) -> int:
         stall_after_s=config.watchdog.stall_after_s,
     )
     progress = Progress()
-    bound = await process.start(TrainerService(process.status, progress).add_to)
+    weights = WeightsServer(_weights_root(config), run_id=config.run.run_id)
+    bound = await process.start(TrainerService(process.status, progress, weights).add_to)
     address = advertised(bound, config.endpoints.advertise_host)
     compute = ComputeThread(threads=config.trainer.threads, seed=config.trainer.seed)
     try:
@@ -164,8 +168,12 @@ def _make_actor(config: Config, model: Any, total_steps: int) -> Actor:
 
 
 def _make_writer(config: Config, lineage: str) -> WeightsWriter:
-    root = config.weights.dir or _run_directory(config).weights
-    return WeightsWriter(root, run_id=config.run.run_id, lineage=lineage)
+    uri = GRPC_URI if config.weights.transport == "grpc" else None
+    return WeightsWriter(_weights_root(config), run_id=config.run.run_id, lineage=lineage, uri=uri)
+
+
+def _weights_root(config: Config) -> Path:
+    return config.weights.dir or _run_directory(config).weights
 
 
 def _make_recorder(config: Config) -> Recorder:

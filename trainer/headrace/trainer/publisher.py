@@ -23,16 +23,18 @@ class WeightsWriter:
         root: where the versions' directories are.
         run_id: the run.
         lineage: its time line.
+        uri: where workers find all versions; None = each in its directory.
 
     """
 
-    def __init__(self, root: Path, *, run_id: str, lineage: str) -> None:
+    def __init__(self, root: Path, *, run_id: str, lineage: str, uri: str | None = None) -> None:
         self._root = root
         self._run_id = run_id
         self._lineage = lineage
+        self._uri = uri
 
     def write(self, model: Any, version: int) -> tuple[str, str]:
-        """Write the model as it is now, and return the directory and its checksum."""
+        """Write the model as it is now, and return where workers find it and its checksum."""
         path, checksum = directory.write(
             self._root,
             run_id=self._run_id,
@@ -40,7 +42,7 @@ class WeightsWriter:
             version=version,
             write_files=lambda target: save_model(model, target),
         )
-        return str(path), checksum
+        return self._uri or str(path), checksum
 
     def prune(self, oldest_needed: int) -> None:
         """Remove versions below `oldest_needed`."""
