@@ -41,9 +41,8 @@ def balance_violations(ledger: Ledger) -> list[str]:
     table = ledger.groups
     total = sum(table.counts[state] for state in STATES if state != DROPPED)
     total += sum(table.dropped.values())
-    return (
-        [] if total == ledger.cursor else [f"balance: fed {ledger.cursor}, accounted for {total}"]
-    )
+    fed = ledger.cursor + ledger.hand_fed_count
+    return [] if total == fed else [f"balance: fed {fed}, accounted for {total}"]
 
 
 def _recounts(ledger: Ledger) -> list[str]:

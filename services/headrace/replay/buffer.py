@@ -8,7 +8,8 @@ Knows nothing of the wire.
 from __future__ import annotations
 
 import asyncio
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from typing import TypeAlias, TypeVar
 
 from headrace.errors import NotReadyError, WriterFencedError
 from headrace.replay import leasing
@@ -19,8 +20,16 @@ from headrace.replay.peers import Peers
 from headrace.replay.polls import Alike, LongPolls, Look, unlike_others
 from headrace.replay.settings import LedgerSettings
 from headrace.replay.workers import Workers
+from headrace.v1 import journal_pb2
 
 _T = TypeVar("_T")
+
+Observe: TypeAlias = Callable[[Ledger, Sequence[journal_pb2.JournalRecord]], None]
+"""Told of the events of each turn, once the ledger has applied them."""
+
+
+def _unobserved(ledger: Ledger, records: Sequence[journal_pb2.JournalRecord]) -> None:
+    """Do nothing."""
 
 
 class ReplayBuffer:
@@ -35,6 +44,7 @@ class ReplayBuffer:
         deadlines: LeaseDeadlines,
         workers: Workers,
         stopping: asyncio.Event,
+        observe: Observe = _unobserved,
     ) -> None:
         self.ledger = ledger
         self.settings = settings
@@ -46,6 +56,7 @@ class ReplayBuffer:
         """What the store last said it holds."""
         self.peers = Peers()
         """Where the others listen."""
+        self._observe = observe
         self._polls = LongPolls(asked=self.commit, stopping=stopping)
 
     def commit(self) -> None:
@@ -53,6 +64,7 @@ class ReplayBuffer:
         records = self.ledger.take_events()
         if records:
             self.committer.enqueue(records)
+            self._observe(self.ledger, records)
             self.wake()
 
     def wake(self) -> None:

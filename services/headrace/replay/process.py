@@ -16,6 +16,7 @@ from headrace.replay.audit import balance_violations
 from headrace.replay.buffer import ReplayBuffer
 from headrace.replay.compactor import CompactionSettings, Compactor
 from headrace.replay.deadlines import LeaseDeadlines
+from headrace.replay.event_metrics import EventMetrics
 from headrace.replay.journal.base import Journal, JournalDamagedError
 from headrace.replay.journal.committer import CommitFailedError, Committer
 from headrace.replay.journal.open import open_journal
@@ -23,8 +24,10 @@ from headrace.replay.ledger import Ledger
 from headrace.replay.load import open_ledger
 from headrace.replay.service.service import ReplayService
 from headrace.replay.settings import LedgerSettings
+from headrace.replay.state_metrics import StateMetrics
 from headrace.replay.workers import Workers
 from headrace.rpc.process import Process, ProcessOptions
+from headrace.rpc.security import Security
 from headrace.v1 import replay_pb2
 from headrace.v1.replay_pb2_grpc import add_ReplayBufferServiceServicer_to_server
 
@@ -48,6 +51,7 @@ async def run(config: Config, options: ProcessOptions) -> int:
         port=options.port,
         metrics_port=options.metrics_port,
         announce=options.announce,
+        security=Security.from_config(config),
         stall_after_s=config.watchdog.stall_after_s,
     )
     service = ReplayService(process.status)
@@ -60,12 +64,14 @@ async def run(config: Config, options: ProcessOptions) -> int:
     try:
         journal, ledger = await asyncio.to_thread(_load, config, process)
         try:
-            buffer = _make_buffer(config, process, journal, ledger)
+            metrics = EventMetrics(process.registry)
+            buffer = _make_buffer(config, process, journal, ledger, metrics)
+            process.expose(StateMetrics(buffer, journal).read)
             service.open(buffer, journal)
             process.ready()
             compactor = Compactor(buffer, journal, CompactionSettings.from_config(config.journal))
             return await _serve(
-                process, buffer, compactor, audit_every_s=config.ledger.audit_every_s
+                process, buffer, compactor, metrics, audit_every_s=config.ledger.audit_every_s
             )
         finally:
             await process.close()
@@ -100,15 +106,21 @@ def _load(config: Config, process: Process) -> tuple[Journal, Ledger]:
 
 
 def _make_buffer(
-    config: Config, process: Process, journal: Journal, ledger: Ledger
+    config: Config, process: Process, journal: Journal, ledger: Ledger, metrics: EventMetrics
 ) -> ReplayBuffer:
     buffer = ReplayBuffer(
         ledger,
         LedgerSettings.from_config(config),
-        Committer(journal, durable_position=journal.position, wall_clock=time.time),
+        Committer(
+            journal,
+            durable_position=journal.position,
+            wall_clock=time.time,
+            observe=metrics.appended,
+        ),
         deadlines=LeaseDeadlines(clock=time.monotonic, lease_s=config.ledger.lease_s),
         workers=Workers(clock=time.monotonic, timeout_s=config.ledger.worker_timeout_s),
         stopping=process.stopping,
+        observe=metrics.happened,
     )
     buffer.peers.run_dir = str(config.run.run_dir or "")
     buffer.commit()
@@ -116,11 +128,16 @@ def _make_buffer(
 
 
 async def _serve(
-    process: Process, buffer: ReplayBuffer, compactor: Compactor, *, audit_every_s: float
+    process: Process,
+    buffer: ReplayBuffer,
+    compactor: Compactor,
+    metrics: EventMetrics,
+    *,
+    audit_every_s: float,
 ) -> int:
     """Run the committer and the clocks until the process is to stop."""
     committing = asyncio.create_task(buffer.committer.run())
-    ticking = asyncio.create_task(_tick(buffer, compactor, audit_every_s))
+    ticking = asyncio.create_task(_tick(buffer, compactor, metrics, audit_every_s))
     stopped = asyncio.create_task(process.until_stopped())
     tasks = (committing, ticking, stopped)
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -140,7 +157,9 @@ async def _serve(
     return 0
 
 
-async def _tick(buffer: ReplayBuffer, compactor: Compactor, audit_every_s: float) -> None:
+async def _tick(
+    buffer: ReplayBuffer, compactor: Compactor, metrics: EventMetrics, audit_every_s: float
+) -> None:
     """Expire leases, check the balance rule, and keep the journal short."""
     lease_tick_s = min(1.0, buffer.deadlines.lease_s / 10)
     next_audit = 0.0
@@ -156,15 +175,18 @@ async def _tick(buffer: ReplayBuffer, compactor: Compactor, audit_every_s: float
             if broken:
                 log.error("balance_broken", violations=broken)
             if compactor.is_due:
-                await _compact(compactor)
+                await _compact(compactor, metrics)
 
 
-async def _compact(compactor: Compactor) -> None:
+async def _compact(compactor: Compactor, metrics: EventMetrics) -> None:
     """Compact; what goes wrong with it is said, and tried again: the journal is whole without."""
     begun = time.monotonic()
     try:
         position = await compactor.compact()
     except (OSError, HeadraceError) as error:
+        metrics.compaction_failed()
         log.warning("not_compacted", error=str(error))
     else:
-        log.info("compacted", position=position, seconds=round(time.monotonic() - begun, 3))
+        seconds = time.monotonic() - begun
+        metrics.compacted(seconds)
+        log.info("compacted", position=position, seconds=round(seconds, 3))

@@ -9,6 +9,7 @@ ahead of the journal, so the process must end.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 
 from headrace.replay.journal.base import Journal
@@ -19,14 +20,35 @@ class CommitFailedError(Exception):
     """An append failed; the process is to end. `__cause__` says why."""
 
 
+def _unobserved(event_count: int, seconds: float) -> None:
+    """Do nothing."""
+
+
 class Committer:
-    """Group commit over a journal. Used on one event loop."""
+    """Group commit over a journal. Used on one event loop.
+
+    Args:
+        journal: Where events go.
+        durable_position: The last position that is there.
+        wall_clock: Seconds since 1970, for the events.
+        observe: Told of each append: its events, its seconds.
+        now: Seconds of a monotonic clock.
+
+    """
 
     def __init__(
-        self, journal: Journal, *, durable_position: int, wall_clock: Callable[[], float]
+        self,
+        journal: Journal,
+        *,
+        durable_position: int,
+        wall_clock: Callable[[], float],
+        observe: Callable[[int, float], None] = _unobserved,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._journal = journal
         self._wall_clock = wall_clock
+        self._observe = observe
+        self._now = now
         self._queue: list[journal_pb2.JournalRecord] = []
         self._wanted = asyncio.Event()
         self._advanced = asyncio.Event()
@@ -70,6 +92,7 @@ class Committer:
             batch, self._queue = self._queue, []
             if not batch:
                 continue
+            begun = self._now()
             try:
                 await asyncio.to_thread(self._journal.append, batch)
             except Exception as error:
@@ -79,6 +102,7 @@ class Committer:
                 raise CommitFailedError(str(error)) from error
             self.position = batch[-1].position
             self._let_go()
+            self._observe(len(batch), self._now() - begun)
 
     def stop(self) -> None:
         """Let `run` end when everything is written."""
