@@ -1,0 +1,192 @@
+"""The services of a run as processes of the test, to be killed, stopped and started again.
+
+Starts them by their commands, on ports chosen beforehand, and shares no code with headrace's own
+launcher. When it closes, nothing that it started may be left, and it says so if something is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import grpc
+import yaml
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+SERVICES = ("replay", "store", "feeder")
+START_S = 60.0
+"""How long a process may take to be ready, on a busy machine."""
+GONE_S = 10.0
+"""How long what a killed process started may take to notice."""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@dataclass
+class Member:
+    """One process: its current life, and where it always listens."""
+
+    name: str
+    port: int = field(default_factory=free_port)
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+
+class Cluster:
+    """Replay buffer, store, feeder and workers, by name."""
+
+    def __init__(self, directory: Path, config: dict[str, Any], *, workers: int = 2) -> None:
+        self.directory = directory
+        self.run = directory / "run"
+        self.config = directory / "config.yaml"
+        self.config.write_text(yaml.safe_dump(config))
+        self.workers = [f"worker-{number}" for number in range(workers)]
+        self.members = {name: Member(name) for name in (*SERVICES, *self.workers)}
+        self._lives: list[subprocess.Popen[bytes]] = []
+
+    # -- lives
+
+    def start(self, *names: str) -> None:
+        """Start processes, all at once; each listens where it did before."""
+        for name in names:
+            member = self.members[name]
+            assert member.process is None or member.process.poll() is not None, name
+            words = ["serve", name] if name in SERVICES else ["worker", "--name", name]
+            peers = {"replay": (), "feeder": ("replay",), "store": ("replay",)}
+            endpoints = [
+                f"endpoints.{peer}={self.members[peer].address}"
+                for peer in peers.get(name, ("replay", "store"))
+            ]
+            options = ["--port", str(member.port), "--announce", str(self._announced(name))]
+            program = [sys.executable, "-m", "headrace.cli.main", *words, str(self.config)]
+            with self.log(name).open("ab") as log:
+                member.process = subprocess.Popen(
+                    [*program, *options, *endpoints],
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=log,
+                    cwd=self.directory,
+                    # A child whose standard input ends, because the test died, goes by itself.
+                    env={**os.environ, "OMP_NUM_THREADS": "1", "HEADRACE_STDIN_IS_PARENT": "1"},
+                    start_new_session=True,
+                )
+            self._lives.append(member.process)
+
+    def log(self, name: str) -> Path:
+        return self.directory / f"{name}.log"
+
+    def _announced(self, name: str) -> Path:
+        return self.directory / f"{name}.json"
+
+    def pid(self, name: str) -> int:
+        process = self.members[name].process
+        assert process is not None
+        return process.pid
+
+    def kill(self, name: str) -> None:
+        """SIGKILL the process itself, by its id; not what it started."""
+        process = self.members[name].process
+        assert process is not None
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+
+    def pause(self, name: str) -> None:
+        os.kill(self.pid(name), signal.SIGSTOP)
+
+    def resume(self, name: str) -> None:
+        os.kill(self.pid(name), signal.SIGCONT)
+
+    async def stop(self, name: str, within_s: float = 30.0) -> int:
+        """SIGTERM; give the exit code."""
+        process = self.members[name].process
+        assert process is not None
+        process.terminate()
+        return await asyncio.to_thread(process.wait, within_s)
+
+    async def ready(self, *names: str) -> None:
+        """Wait until these are SERVING. One that ended by itself is a failure."""
+        await asyncio.gather(*(self._ready(name) for name in names))
+
+    async def _ready(self, name: str) -> None:
+        member = self.members[name]
+        async with asyncio.timeout(START_S), grpc.aio.insecure_channel(member.address) as channel:
+            stub: Any = health_pb2_grpc.HealthStub(channel)
+            while True:
+                assert member.process is not None
+                assert member.process.poll() is None, self.log(name).read_text()[-2000:]
+                try:
+                    answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=2)
+                    if answer.status == health_pb2.HealthCheckResponse.SERVING:
+                        break
+                except grpc.aio.AioRpcError:
+                    pass
+                await asyncio.sleep(0.05)
+        announced = json.loads(self._announced(name).read_text())
+        assert (announced["address"], announced["pid"]) == (member.address, member.process.pid)
+
+    # -- the end
+
+    async def close(self) -> list[str]:
+        """End everything; name what did not end by itself as it should have."""
+        faults = []
+        for name in (*self.workers, "feeder", "store", "replay"):
+            process = self.members[name].process
+            if process is None or process.poll() is not None:
+                continue
+            os.kill(process.pid, signal.SIGCONT)
+            try:
+                code = await self.stop(name)
+                faults += [f"{name} ended with exit code {code}"] if code else []
+            except subprocess.TimeoutExpired:
+                faults.append(f"{name} did not stop")
+        faults += await self._orphans()
+        self.kill_all()
+        return faults
+
+    async def _orphans(self) -> list[str]:
+        deadline = time.monotonic() + GONE_S
+        while left := [life.pid for life in self._lives if _group_lives(life.pid)]:
+            if time.monotonic() > deadline:
+                break
+            await asyncio.sleep(0.1)
+        return [f"process {pid} has left something running" for pid in left]
+
+    def kill_all(self) -> None:
+        """Kill everything ever started here, and what that started."""
+        for life in self._lives:
+            if _group_lives(life.pid):
+                os.killpg(life.pid, signal.SIGKILL)
+            life.wait()
+            assert life.stdin is not None
+            life.stdin.close()
+
+
+def _group_lives(pid: int) -> bool:
+    """Whether anything of a process's session lives. A zombie of ours does not count."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                state, _, group = (
+                    (entry / "stat").read_text().rpartition(")")[2].split(maxsplit=3)[:3]
+                )
+            except OSError:
+                continue
+            if int(group) == pid and state != "Z":
+                return True
+    return False

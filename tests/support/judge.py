@@ -1,0 +1,240 @@
+"""Judges a run from outside: what the recorder was told, what the journal says, what is left.
+
+    recorder's history ─┐
+    journal's records  ─┼─► findings, one line each; none if the run was what it should be
+    last audit         ─┘
+
+The journal is read by its format, not by headrace's reader, and replayed by a model of the judge's
+own (`judge_model`). Findings of this file:
+
+    balance     counts do not add up, or differ from what the system said of itself
+    twice       a prompt was trained on by two steps
+    lost        a prompt is neither trained on nor dropped at the end, or was forgotten by somebody
+    drop        a prompt was dropped for a reason that this scenario does not give
+    testimony   the trainer was told one thing, and the journal says another
+    rows        a trajectory is not what its key, its lease and its prompt say
+    durable     what was answered is not in the journal
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from crc32c import crc32c
+from judge_model import Model
+from judge_rules import DROPPED, TRAINED, HandedOut, Rules
+from recorder import Entry
+
+from headrace.v1 import journal_pb2, replay_pb2, store_pb2
+from headrace.v1.trajectory_pb2 import Trajectory
+
+MAGIC = b"headrace-journal-1\n"
+
+
+def read_journal(directory: Path) -> list[journal_pb2.JournalRecord]:
+    """Read all records, up to a torn tail."""
+    data = (directory / "events-0000000000000001.log").read_bytes()
+    assert data.startswith(MAGIC)
+    records, offset = [], len(MAGIC)
+    while offset + 8 <= len(data):
+        length, checksum = struct.unpack_from("<II", data, offset)
+        body = data[offset + 8 : offset + 8 + length]
+        if len(body) < length or crc32c(body) != checksum:
+            break
+        records.append(journal_pb2.JournalRecord.FromString(body))
+        offset += 8 + length
+    return records
+
+
+def judge(
+    records: Sequence[journal_pb2.JournalRecord],
+    history: Sequence[Entry],
+    audit: replay_pb2.AuditResponse,
+    rules: Rules,
+) -> list[str]:
+    """Say everything that is wrong with a run that has ended."""
+    model = Model(rules)
+    model.follow(records)
+    return [
+        *model.found,
+        *_balance(model, history, audit),
+        *_trained(model, history),
+        *_told(model, history),
+        *_durable(model, history),
+        *_rows(model, history),
+        *_left(model),
+    ]
+
+
+def _answers(history: Sequence[Entry], call: str) -> Iterator[Entry]:
+    return (entry for entry in history if entry.call == call and entry.answer is not None)
+
+
+def _balance(
+    model: Model, history: Sequence[Entry], last: replay_pb2.AuditResponse
+) -> Iterator[str]:
+    """Compare every audit, and the last one, with the model at the same position."""
+    audits = [entry.answer for entry in _answers(history, "Audit")]
+    for answer in [*audits, last]:
+        if not answer.ok or answer.violations:
+            yield f"balance: the audit at {answer.position} found {list(answer.violations)}"
+        if answer.position > model.position:
+            yield f"durable: audited at {answer.position}, the journal ends at {model.position}"
+            continue
+        counted = answer.counts
+        said = {f"{DROPPED}:{reason}": count for reason, count in counted.dropped.items()}
+        states = ("pending", "running", "finished", "failed", "sampled", "trained")
+        said |= {state: getattr(counted, state) for state in states}
+        if sum(said.values()) != counted.fed:
+            yield f"balance: fed {counted.fed}, in states {sum(said.values())}"
+        if Counter(said) != model.counts[answer.position]:
+            expected = dict(model.counts[answer.position])
+            yield f"balance: at {answer.position} the system says {said}, the judge {expected}"
+    if last.position != model.position:
+        yield f"balance: the last audit is of {last.position}, not of {model.position}"
+
+
+def _trained(model: Model, history: Sequence[Entry]) -> Iterator[str]:
+    """Compare what was trained: at most once, and by both accounts the same."""
+    steps_of: dict[str, list[int]] = {}
+    for step, uids in model.trained.items():
+        for uid in uids:
+            steps_of.setdefault(uid, []).append(step)
+    yield from (f"twice: {uid} in steps {steps}" for uid, steps in steps_of.items() if steps[1:])
+    learned = {entry.request.step: entry for entry in _answers(history, "CommitStep")}
+    for step in learned.keys() ^ model.trained.keys():
+        yield f"testimony: step {step} is committed by one account only"
+    for step, uids in model.trained.items():
+        given = [uid for groups in _last_given(history, step) for uid in groups]
+        if Counter(given) != Counter(uids):
+            yield f"testimony: step {step} trained {sorted(uids)}, was given {sorted(given)}"
+        if step in learned and learned[step].answer.trained_count != len(uids):
+            yield f"testimony: step {step} is said to have trained {learned[step].answer}"
+
+
+def _last_given(history: Sequence[Entry], step: int) -> list[list[str]]:
+    """The parts of a step as the trainer got them last."""
+    parts: dict[int, list[str]] = {}
+    for entry in _answers(history, "SampleBatch"):
+        if entry.request.step == step and entry.answer.status == replay_pb2.SAMPLE_STATUS_READY:
+            parts[entry.request.part] = [group.uid for group in entry.answer.groups]
+    return list(parts.values())
+
+
+def _told(model: Model, history: Sequence[Entry]) -> Iterator[str]:
+    """Compare each batch that was handed out with what the journal handed out."""
+    current: dict[tuple[int, int], list[str]] = {}
+    for entry in history:
+        if entry.call == "RegisterTrainer":
+            current.clear()
+        if entry.call == "ReturnGroups":
+            current.pop((entry.request.step, entry.request.part), None)
+        if entry.call != "SampleBatch" or entry.answer is None:
+            continue
+        if entry.answer.status != replay_pb2.SAMPLE_STATUS_READY:
+            continue
+        place = (entry.request.step, entry.request.part)
+        uids = [group.uid for group in entry.answer.groups]
+        if current.setdefault(place, uids) != uids:
+            yield f"testimony: {place} was {current[place]}, then {uids}"
+        told = {
+            group.uid: (
+                group.ordinal,
+                group.span,
+                tuple(ref.key for ref in group.trajectories),
+                (group.min_version, group.max_version),
+            )
+            for group in entry.answer.groups
+        }
+        written = [
+            {uid: _as_told(group) for uid, group in groups.items()}
+            for groups in model.handed_out.get(place, [])
+        ]
+        if told not in written:
+            yield f"testimony: {place} was handed out as {told}, not as {written}"
+
+
+def _as_told(
+    group: HandedOut,
+) -> tuple[int, int, tuple[str, ...], tuple[int, int]]:
+    oldest = min((old for old, _ in group.versions), default=-1)
+    versions = (oldest, max((new for _, new in group.versions), default=-1))
+    return group.ordinal, group.span, group.keys, versions
+
+
+def _durable(model: Model, history: Sequence[Entry]) -> Iterator[str]:
+    """Find what was answered in the journal."""
+    for entry in _answers(history, "PublishWeights"):
+        weights = entry.request.weights
+        if model.weights.get(weights.id.version) != weights.checksum:
+            yield f"durable: weights v{weights.id.version} are not in the journal as published"
+    for entry in _answers(history, "RegisterTrainer"):
+        if entry.answer.incarnation > model.incarnation:
+            yield f"durable: trainer {entry.answer.incarnation} is not in the journal"
+
+
+def _rows(model: Model, history: Sequence[Entry]) -> Iterator[str]:
+    """Look at every trajectory that was read, and whether every one trained on was."""
+    read: dict[str, Trajectory] = {}
+    for entry in _answers(history, "GetTrajectories"):
+        request: store_pb2.GetTrajectoriesRequest = entry.request
+        for trajectory in entry.answer:
+            if trajectory.key not in request.keys:
+                yield f"rows: {trajectory.key} was not asked for"
+            if read.setdefault(trajectory.key, trajectory) != trajectory:
+                yield f"rows: {trajectory.key} has changed"
+    for step, uids in model.trained.items():
+        for uid in uids:
+            complete = [
+                groups[-1][uid]
+                for (at, _), groups in model.handed_out.items()
+                if at == step and uid in groups[-1]
+            ]
+            if not complete or len(complete[0].keys) != model.rules.n:
+                yield f"rows: {uid} of step {step} does not have {model.rules.n} sessions"
+                continue
+            for key, versions in zip(complete[0].keys, complete[0].versions, strict=True):
+                yield from _row(model, uid, key, versions, read.get(key))
+
+
+def _row(
+    model: Model, uid: str, key: str, versions: tuple[int, int], row: Trajectory | None
+) -> Iterator[str]:
+    if row is None:
+        yield f"rows: {key} was trained on and never read"
+        return
+    made_by = [span.version for span in row.weight_spans]
+    length = len(row.response_token_ids)
+    faults = {
+        "its key": row.key != key,
+        "its prompt": list(row.prompt_token_ids) != list(model.prompts[uid].payload.token_ids),
+        "its lengths": not length == len(row.logprobs) == len(row.loss_mask) > 0,
+        "its weights": not made_by or (min(made_by), max(made_by)) != versions,
+        "its time line": {span.lineage for span in row.weight_spans} != {model.lineage},
+        "its spans": [end for span in row.weight_spans for end in (span.begin, span.end)]
+        != [0, length],
+    }
+    yield from (f"rows: {key}: {what} is wrong" for what, wrong in faults.items() if wrong)
+
+
+def _left(model: Model) -> Iterator[str]:
+    """Account for every prompt at the end."""
+    rules = model.rules
+    if not model.ended:
+        yield "lost: the run has not ended"
+    for prompt in model.prompts.values():
+        if prompt.state not in (TRAINED, DROPPED):
+            yield f"lost: {prompt.uid} is {prompt.state} at the end"
+        if prompt.reason and prompt.reason not in rules.may_drop:
+            yield f"drop: {prompt.uid} is dropped as {prompt.reason}"
+    ordinals = sorted(prompt.ordinal for prompt in model.prompts.values())
+    if ordinals != list(range(len(ordinals))):
+        yield f"ordinal: {ordinals} are there"
+    uses_all = rules.steps == rules.rows * rules.epochs // rules.batch
+    if uses_all and len(ordinals) != rules.rows * rules.epochs:
+        yield f"lost: {len(ordinals)} of {rules.rows * rules.epochs} rows are accounted for"
+    if model.ended == "steps_done" and len(model.trained) != rules.steps:
+        yield f"step: {len(model.trained)} of {rules.steps} steps"

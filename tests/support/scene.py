@@ -1,0 +1,148 @@
+"""A small run to be broken: its configuration, its processes, the test as its trainer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cluster import Cluster
+from judge import judge, read_journal
+from judge_rules import Rules
+from recorder import Recorder
+
+from headrace.config.config import Config
+from headrace.feeder.order import Order
+from headrace.feeder.sources.digits import digit_rows
+from headrace.v1 import journal_pb2, replay_pb2
+
+
+def small_config(directory: Path, *, rows: int = 400, **sections: Any) -> dict[str, Any]:
+    """B = 4, n = 2, W = 2, T = 8; scripted; sections are merged in."""
+    config: dict[str, Any] = {
+        "run": {"name": "chaos", "run_dir": str(directory / "run"), "run_id": "chaos"},
+        "data": {
+            "source": {
+                "kind": "python",
+                "function": "headrace.feeder.sources.digits:digit_rows",
+                "options": {"task": "sort", "digits": 4, "size": rows, "seed": 1},
+            },
+            "train_batch_size": 4,
+            "gen_batch_size": 3,
+            "max_prompt_length": 8,
+            "max_response_length": 6,
+        },
+        "model": {"architecture": "gpt2", "tokenizer": {"alphabet": "0123456789>", "eos": ";"}},
+        "rollout": {
+            "n": 2,
+            "max_groups_in_flight": 8,
+            "engine": {"kind": "scripted", "mean_latency_s": 0.05},
+        },
+        "reward": {"kind": "positional"},
+        "trainer": {"num_warmup_batches": 2},
+        "sampler": {"max_off_policy_threshold": 8},
+        "ledger": {"lease_s": 2.0},
+        "store": {"capacity_bytes": 2**24},
+    }
+    for name, section in sections.items():
+        config[name] = _merged(config.get(name, {}), section)
+    return config
+
+
+def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(below)
+    for key, value in above.items():
+        nested = isinstance(value, dict) and isinstance(below.get(key), dict)
+        merged[key] = _merged(below[key], value) if nested else value
+    return merged
+
+
+def rules_of(values: dict[str, Any], *, may_drop: Sequence[str] = ()) -> Rules:
+    """Tell the judge what the run was told."""
+    config = Config.model_validate(values)
+    options = values["data"]["source"]["options"]
+    rows, source = options["size"], digit_rows(**options)
+    order = Order(rows, config.data.seed, config.data.shuffle)
+    epochs = config.trainer.total_epochs
+    most = rows * epochs // config.data.train_batch_size
+    return Rules(
+        n=config.rollout.n,
+        batch=config.data.train_batch_size,
+        warmup=config.trainer.num_warmup_batches,
+        rows=rows,
+        steps=min(most, config.trainer.total_training_steps or most),
+        uid=lambda ordinal: order.place(ordinal).uid,
+        text=lambda uid: source[int(uid.partition("r")[2])]["prompt"],
+        epochs=epochs,
+        threshold=config.sampler.max_off_policy_threshold,
+        strategy=config.sampler.max_off_policy_strategy,
+        basis=config.sampler.basis,
+        sync=config.trainer.trainer_mode == "sync",
+        max_expiries=config.ledger.max_expiries,
+        may_drop=frozenset(may_drop),
+    )
+
+
+@dataclass
+class Scene:
+    """A cluster under way, and the test as its trainer."""
+
+    cluster: Cluster
+    recorder: Recorder
+    rules: Rules
+
+    async def settled(self, fed: int | None = None) -> replay_pb2.AuditResponse:
+        """Wait until the run has ended and its last rows are in; give the last audit."""
+        async with asyncio.timeout(60):
+            while True:
+                status = await self.recorder.status()
+                if status.ended and (fed is None or status.counts.fed == fed):
+                    return await self.recorder.audit()
+                await asyncio.sleep(0.05)
+
+    def journal(self) -> list[journal_pb2.JournalRecord]:
+        return read_journal(self.cluster.run / "journal")
+
+    async def findings(self, fed: int | None = None) -> list[str]:
+        """Have the run judged, once it has ended with so many prompts fed."""
+        audit = await self.settled(fed)
+        return judge(self.journal(), self.recorder.history, audit, self.rules)
+
+
+@asynccontextmanager
+async def scene(
+    directory: Path,
+    config: dict[str, Any],
+    *,
+    workers: int = 2,
+    part_count: int = 1,
+    may_drop: Sequence[str] = (),
+) -> AsyncIterator[Scene]:
+    """Start everything, with the recorder registered and auditing all the while.
+
+    In the end nothing may be left, and everything must have stopped in order.
+    """
+    cluster = Cluster(directory, config, workers=workers)
+    recorder = Recorder(
+        cluster.members["replay"].address,
+        cluster.members["store"].address,
+        cluster.run / "weights",
+        run_id="chaos",
+        part_count=part_count,
+    )
+    try:
+        cluster.start(*cluster.members)
+        await recorder.begin()
+        auditing = asyncio.create_task(recorder.keep_auditing())
+        await cluster.ready(*cluster.members)
+        yield Scene(cluster, recorder, rules_of(config, may_drop=may_drop))
+        auditing.cancel()
+        await asyncio.gather(auditing, return_exceptions=True)
+        faults = await cluster.close()
+        assert not faults
+    finally:
+        cluster.kill_all()
+        await recorder.close()
