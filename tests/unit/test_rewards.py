@@ -15,6 +15,7 @@ import pytest_asyncio
 
 from headrace.config.rollout import RewardConfig
 from headrace.errors import UsageError
+from headrace.rollout.rewards.base import RewardError
 from headrace.rollout.rewards.functions import (
     RewardSpec,
     Score,
@@ -24,7 +25,7 @@ from headrace.rollout.rewards.functions import (
     make_scorer,
     positional,
 )
-from headrace.rollout.rewards.pool import RewardError, RewardPool
+from headrace.rollout.rewards.pool import RewardPool
 
 USER_MODULE = """
 import os, time

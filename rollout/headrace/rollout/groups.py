@@ -21,8 +21,8 @@ from typing import Any, TypeVar
 
 from headrace.rollout.delivery import DeliveryError, Made
 from headrace.rollout.engines.base import Engine, Sample, SampleRequest
+from headrace.rollout.rewards.base import RewardError
 from headrace.rollout.rewards.functions import Score, Scoring
-from headrace.rollout.rewards.pool import RewardError
 from headrace.rpc.calls import Stopped
 from headrace.trajectory.key import TrajectoryKey
 from headrace.v1 import prompt_pb2, replay_pb2, trajectory_pb2
@@ -214,6 +214,7 @@ class GroupLife:
             answer=payload.answer,
             metadata_json=payload.metadata_json,
             finish_reason="stop" if stopped else "length",
+            data_source=payload.data_source,
         )
 
     def _made(self, session: int, sample: Sample, score: Score) -> Made:

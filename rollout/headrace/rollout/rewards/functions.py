@@ -32,6 +32,8 @@ class Scoring:
     """The row's other columns, a JSON object; may be empty."""
     finish_reason: str
     """`stop` or `length`."""
+    data_source: str = ""
+    """The name of the source that the row is from."""
 
 
 class Score(NamedTuple):

@@ -16,9 +16,10 @@ from typing import Any, Final
 from pebble import ProcessExpired, ProcessPool
 
 from headrace.config.rollout import RewardConfig
-from headrace.errors import HeadraceError, UsageError
+from headrace.errors import UsageError
 from headrace.log import get_logger
 from headrace.rollout.rewards import child
+from headrace.rollout.rewards.base import RewardError
 from headrace.rollout.rewards.functions import RewardSpec, Score, Scoring
 
 _SHARE_S: Final = 1.0
@@ -28,10 +29,6 @@ _IMPORT_TIMEOUT_S: Final = 120.0
 """For importing the user's function when the worker starts."""
 
 log = get_logger()
-
-
-class RewardError(HeadraceError):
-    """A response could not be scored. Never a reward of zero."""
 
 
 class RewardPool:
