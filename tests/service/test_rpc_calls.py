@@ -10,7 +10,16 @@ from typing import Any
 import grpc
 import pytest
 
-from headrace.errors import KeyExistsError, NotReadyError
+from headrace.errors import (
+    KeyExistsError,
+    NotReadyError,
+    ProtocolMismatchError,
+    TokenRefusedError,
+    UsageError,
+    WireError,
+    WriterFencedError,
+    WrongRunError,
+)
 from headrace.rpc.calls import Stopped, persist
 from headrace.rpc.channel import open_channel
 from headrace.rpc.process import Process
@@ -132,11 +141,9 @@ async def test_a_call_survives_a_server_that_goes_away_and_comes_back_on_its_por
     asking = asyncio.ensure_future(peers.ask(address))
     await peers.failed.wait()
     [wait] = peers.waits.snapshot()
-    assert (wait.name, wait.owner, wait.ends_when) == (
-        "the store's status",
-        "store",
-        "store answers",
-    )
+    assert (wait.name, wait.owner) == ("the store's status", "store")
+    assert wait.ends_when.startswith(f"store answers (the last try failed: ipv4:{address}: ")
+    assert wait.ends_when.endswith("Connection refused)")
     await peers.start(Store(), address)
 
     assert (await asking).capacity_bytes == 7
@@ -167,6 +174,25 @@ async def test_a_lost_answer_is_asked_for_again(peers: Peers) -> None:
     _, address = await peers.start(store)
     assert await peers.ask(address, timeout_s=0.2)
     assert store.call_count == 2
+
+
+async def test_a_fenced_replay_buffer_is_asked_until_the_newer_one_answers(peers: Peers) -> None:
+    store = Store(*[WriterFencedError("a newer replay buffer owns the run")] * 2)
+    _, address = await peers.start(store)
+    assert await peers.ask(address)
+    assert store.call_count == 3
+
+
+@pytest.mark.parametrize("error", [TokenRefusedError, WrongRunError, ProtocolMismatchError])
+async def test_a_caller_that_is_not_welcome_is_told_once_as_a_mistake_of_the_users(
+    peers: Peers, error: type[WireError]
+) -> None:
+    store = Store(error("give both the same"))
+    _, address = await peers.start(store)
+    with pytest.raises(UsageError, match=r"^give both the same$"):
+        await peers.ask(address)
+    assert store.call_count == 1
+    assert peers.waits.snapshot() == []
 
 
 async def test_a_refusal_ends_the_call_as_the_error_that_it_was(peers: Peers) -> None:

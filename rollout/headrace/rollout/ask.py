@@ -12,8 +12,8 @@ from typing import TypeVar
 import grpc
 
 from headrace.errors import WireError
-from headrace.rpc.calls import REPEATED, Stopped, persist
-from headrace.rpc.status import error_from
+from headrace.rpc.calls import Stopped, persist
+from headrace.rpc.failures import failure_of, is_worth_repeating
 from headrace.rpc.waits import Waits
 
 _Request = TypeVar("_Request")
@@ -48,6 +48,7 @@ class Peer:
         """Return the answer, however long the peer is away.
 
         Raises:
+            UsageError: The peer does not speak with this process.
             WireError: The peer refuses.
             grpc.aio.AioRpcError: The same, without a reason of ours.
             Stopped: `stopping` was set before there was an answer.
@@ -58,8 +59,8 @@ class Peer:
         try:
             return await method(request, timeout=timeout_s)
         except grpc.aio.AioRpcError as failed:
-            if failed.code() not in REPEATED:
-                raise error_from(failed) or failed from failed
+            if not is_worth_repeating(failed):
+                raise failure_of(failed, self._owner) from failed
         return await persist(
             method,
             request,

@@ -76,15 +76,24 @@ class Leases:
         self._sleep = sleep
         self._calls: dict[asyncio.Task[None], str] = {}
         """Calls under way, with the checksum of the weights they name."""
+        self._broken: BaseException | None = None
+        """What a call failed with that was not foreseen, or that only the user can change."""
 
     async def run(self) -> None:
-        """Lease until the run is over."""
+        """Lease until the run is over.
+
+        Raises:
+            UsageError: The ledger does not speak with this worker.
+
+        """
         while not self.ended:
             if self._pause.left_s > 0:
                 with self._waits.waiting(
                     "pause after a failure", owner="worker", ends_when="its time is over"
                 ):
                     await self._sleep(self._pause.left_s)
+            if self._broken is not None:
+                raise self._broken
             weights, room = self._weights.current, self._room()
             if weights is not None and room > 0 and weights.checksum not in self._calls.values():
                 self._start_call(weights, min(room, self._most_per_call))
@@ -102,6 +111,8 @@ class Leases:
 
     def _end_call(self, call: asyncio.Task[None]) -> None:
         del self._calls[call]
+        if not call.cancelled():
+            self._broken = self._broken or call.exception()
         self._changes.notify()
 
     async def _call(self, weights: prompt_pb2.PublishedWeights, count: int) -> None:

@@ -19,6 +19,7 @@ from headrace.rpc.advertise import advertised
 from headrace.rpc.calls import Stopped
 from headrace.rpc.channel import open_channel
 from headrace.rpc.process import Process, ProcessOptions
+from headrace.rpc.security import Security
 from headrace.tokenizer import load_tokenizer
 from headrace.v1 import feeder_pb2, feeder_pb2_grpc, replay_pb2_grpc
 
@@ -51,6 +52,7 @@ async def run(config: Config, options: ProcessOptions) -> int:
         port=options.port,
         metrics_port=options.metrics_port,
         announce=options.announce,
+        security=Security.from_config(config),
         stall_after_s=config.watchdog.stall_after_s,
     )
     reader = Reader(
@@ -59,7 +61,7 @@ async def run(config: Config, options: ProcessOptions) -> int:
         owner=f"data set {source.name}",
         stall_after_s=config.data.read_timeout_s,
     )
-    async with open_channel(config.endpoints.replay) as channel:
+    async with open_channel(config.endpoints.replay, process.security) as channel:
         feed = Feed(
             replay_pb2_grpc.ReplayBufferServiceStub(channel),
             prompts,

@@ -1,6 +1,7 @@
 """Calls that outlive the peer's outages.
 
-Knows which failures are worth another try, not what the calls are about.
+Which failures are worth another try is in `headrace.rpc.failures`. Knows nothing of what the
+calls are about.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import grpc
 
 from headrace.errors import HeadraceError
-from headrace.rpc.status import error_from
+from headrace.log import get_logger
+from headrace.rpc.failures import detail_of, failure_of, is_worth_repeating
 
 if TYPE_CHECKING:
     from headrace.rpc.waits import Waits
@@ -22,11 +24,10 @@ _Request = TypeVar("_Request")
 _Response = TypeVar("_Response")
 _Result = TypeVar("_Result")
 
-REPEATED: Final = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
-"""The peer is away, or its answer was lost."""
-
 FIRST_PAUSE_S: Final = 0.05
 LONGEST_PAUSE_S: Final = 2.0
+
+log = get_logger()
 
 
 class Stopped(HeadraceError):  # noqa: N818 (not a failure)
@@ -54,24 +55,33 @@ async def persist(
         name: What is waited for, in words.
         owner: The process that answers.
         timeout_s: Deadline of each try. A long poll needs more than its own wait.
-        ends_when: What ends the wait, in words; empty = that the owner answers.
+        ends_when: What ends the wait, in words; empty = that the owner answers. How the last try
+            failed is added to it.
         stopping: Ends the wait when set.
         jitter: Uniform in [0, 1).
 
     Raises:
+        UsageError: The peer does not speak with this process: its token, its certificates, its
+            run or its version of the protocol is not what it has to be.
         WireError: The answer was a refusal that another try would not change.
         grpc.aio.AioRpcError: The same, without a reason of ours.
         Stopped: `stopping` was set before an answer came.
 
     """
     pauses = _pauses(jitter)
-    with waits.waiting(name, owner=owner, ends_when=ends_when or f"{owner} answers"):
+    ends_when, trouble = ends_when or f"{owner} answers", ""
+    with waits.waiting(name, owner=owner, ends_when=ends_when) as wait:
         while True:
             try:
                 return await _unless_stopped(_call(method, request, timeout_s), stopping, name)
             except grpc.aio.AioRpcError as failed:
-                if failed.code() not in REPEATED:
-                    raise error_from(failed) or failed from failed
+                if not is_worth_repeating(failed):
+                    raise failure_of(failed, owner) from failed
+                detail = detail_of(failed)
+                if detail != trouble:
+                    trouble = detail
+                    log.info("call_failed", waiting_for=name, owner=owner, detail=detail)
+                    wait.ends_when = f"{ends_when} (the last try failed: {detail})"
             await _unless_stopped(asyncio.sleep(next(pauses)), stopping, name)
 
 

@@ -80,6 +80,7 @@ class Process:
 
     Attributes:
         waits: What it waits for.
+        security: For its own calls, too.
         stopping: Set once it is to stop.
         registry: Its metrics.
 
@@ -104,7 +105,7 @@ class Process:
         self._port = port
         self._metrics_port = metrics_port
         self._announce = announce
-        self._security = security or Security()
+        self.security = security or Security()
         self._now = now
         self._begun = now()
         self.waits = Waits(now=now, stall_after_s=stall_after_s)
@@ -134,14 +135,14 @@ class Process:
 
         """
         server = create_server(
-            self.registry, process=self._name, run_id=self._run_id, security=self._security
+            self.registry, process=self._name, run_id=self._run_id, security=self.security
         )
         self._services += add_services(server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflected = [name for name in self._services if name]
         reflection.enable_server_reflection((*reflected, reflection.SERVICE_NAME), server)
         await self._set_health(_NOT_SERVING)
-        address = bind(server, self._host, self._port, self._security)
+        address = bind(server, self._host, self._port, self.security)
         self._register_metrics()
         self._metrics = MetricsServer(self.registry, self._host, self._metrics_port)
         await server.start()

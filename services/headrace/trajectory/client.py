@@ -15,7 +15,7 @@ from google.protobuf.message import DecodeError
 
 from headrace.errors import ChecksumMismatchError
 from headrace.rpc.calls import persist
-from headrace.rpc.status import error_from
+from headrace.rpc.failures import failure_of
 from headrace.rpc.waits import Waits
 from headrace.trajectory.chunks import MAX_CALL_BYTES, Joiner, Value, split, verify
 from headrace.v1 import store_pb2 as pb
@@ -53,6 +53,7 @@ async def put_trajectories(
         The incarnation of the store that holds all of them.
 
     Raises:
+        UsageError: the store does not speak with this process.
         WireError: KEY_EXISTS, CHECKSUM_MISMATCH, INVALID_FIELD, STORE_FULL; and, without `waits`,
             NOT_READY.
         grpc.RpcError: without `waits`, the store was not reached.
@@ -99,6 +100,7 @@ async def get_trajectories(
         whose value is damaged.
 
     Raises:
+        UsageError: the store does not speak with this process.
         WireError: without `waits`, NOT_READY.
         grpc.RpcError: without `waits`, the store was not reached.
         Stopped: `stopping` was set.
@@ -130,7 +132,7 @@ async def _asked(
         try:
             return await method(request, timeout_s)
         except grpc.RpcError as failed:
-            raise error_from(failed) or failed from failed
+            raise failure_of(failed, "store") from failed
 
     async def once(request: _Request, *, timeout: float) -> _Response:
         return await method(request, timeout)

@@ -14,6 +14,7 @@ from headrace.rpc.advertise import advertised
 from headrace.rpc.calls import Stopped
 from headrace.rpc.channel import open_channel
 from headrace.rpc.process import Process, ProcessOptions
+from headrace.rpc.security import Security
 from headrace.tokenizer import Tokenizer, load_tokenizer
 from headrace.trainer.actor import Actor
 from headrace.trainer.arrival import CannotResumeError, register
@@ -57,6 +58,7 @@ async def run(config: Config, options: ProcessOptions) -> int:
         port=options.port,
         metrics_port=options.metrics_port,
         announce=options.announce,
+        security=Security.from_config(config),
         stall_after_s=config.watchdog.stall_after_s,
     )
     progress = Progress()
@@ -87,8 +89,12 @@ async def _train(
     tokenizer = await compute.run(load_tokenizer, config.model)
     model = await compute.run(_place_model, config, tokenizer)
     async with (
-        open_channel(_required(config.endpoints.replay, "endpoints.replay")) as to_replay,
-        open_channel(_required(config.endpoints.store, "endpoints.store")) as to_store,
+        open_channel(
+            _required(config.endpoints.replay, "endpoints.replay"), process.security
+        ) as to_replay,
+        open_channel(
+            _required(config.endpoints.store, "endpoints.store"), process.security
+        ) as to_store,
     ):
         replay = replay_pb2_grpc.ReplayBufferServiceStub(to_replay)
         registered = await register(
@@ -134,7 +140,9 @@ async def _warm_start(
         max_response_length=config.data.max_response_length,
         micro_batch_size=config.trainer.micro_batch_size,
     )
-    async with open_channel(_required(config.endpoints.feeder, "endpoints.feeder")) as channel:
+    async with open_channel(
+        _required(config.endpoints.feeder, "endpoints.feeder"), process.security
+    ) as channel:
         feeder = feeder_pb2_grpc.PromptFeederServiceStub(channel)
         for number in range(settings.steps):
             rows = await read_rows(

@@ -79,19 +79,19 @@ class GateInterceptor(grpc.aio.ServerInterceptor):
 
     def _no_token(self) -> WireError:
         return TokenRefusedError(
-            f"the {self._process} takes no call without its token: set security.token_file, or "
+            f"{self._process} takes no call without its token: set security.token_file, or "
             "--token-file, to a file with the same token"
         )
 
     def _other_token(self) -> WireError:
         return TokenRefusedError(
-            f"the {self._process} refuses this token, it has another one: give both the same "
+            f"{self._process} refuses this token, it has another one: give both the same "
             "security.token_file (files are read when a process starts)"
         )
 
     def _other_protocol(self, theirs: str) -> WireError:
         return ProtocolMismatchError(
-            f"the {self._process} speaks version {PROTOCOL_VERSION} of the protocol, and the "
+            f"{self._process} speaks version {PROTOCOL_VERSION} of the protocol, and the "
             f"caller version {theirs}: install the same version of headrace on both sides",
             version=PROTOCOL_VERSION,
             callers_version=theirs,
@@ -99,7 +99,7 @@ class GateInterceptor(grpc.aio.ServerInterceptor):
 
     def _other_run(self, theirs: str) -> WireError:
         return WrongRunError(
-            f"the {self._process} belongs to the run {self._run_id}, and the caller to "
+            f"{self._process} belongs to the run {self._run_id}, and the caller to "
             f"{theirs}: check endpoints, and run.run_id (by default the name of run.run_dir)",
             run_id=self._run_id,
             callers_run_id=theirs,
