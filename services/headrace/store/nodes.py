@@ -17,6 +17,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from headrace.errors import UsageError
+
 LOOPBACK = "127.0.0.1"
 
 ENVIRONMENT: Mapping[str, str] = {
@@ -51,10 +53,20 @@ class Nodes:
 
     @classmethod
     def start(cls, *, unit_count: int) -> Nodes:
-        """Start all of them. Blocks for seconds: imports, then half a second per unit."""
-        import transfer_queue
-        import transfer_queue.controller as controller_module
-        import transfer_queue.storage.simple_storage as unit_module
+        """Start all of them. Blocks for seconds: imports, then half a second per unit.
+
+        Raises:
+            UsageError: TransferQueue is not installed.
+
+        """
+        try:
+            import transfer_queue
+            import transfer_queue.controller as controller_module
+            import transfer_queue.storage.simple_storage as unit_module
+        except ModuleNotFoundError as error:
+            raise UsageError(
+                f"the store needs TransferQueue ({error}); pip install 'headrace[store]'"
+            ) from error
 
         for module in (controller_module, unit_module):
             # Upstream asks Ray for the address of this host's network card.

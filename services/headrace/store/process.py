@@ -11,11 +11,13 @@ import time
 from uuid import uuid4
 
 from headrace.config.config import Config
+from headrace.errors import UsageError
 from headrace.log import get_logger
 from headrace.rpc.advertise import advertised
 from headrace.rpc.calls import Stopped, persist
 from headrace.rpc.channel import open_channel
 from headrace.rpc.process import Process, ProcessOptions
+from headrace.rpc.security import Security
 from headrace.store.nodes import Nodes
 from headrace.store.probe import until_dead
 from headrace.store.queue import TransferQueue
@@ -34,9 +36,12 @@ async def run(config: Config, options: ProcessOptions) -> int:
     """Serve until told to stop. Returns the exit code: 1 if TransferQueue died.
 
     Raises:
-        UsageError: the address cannot be listened on.
+        UsageError: no replay buffer is named, the address cannot be listened on, or TransferQueue
+            is not installed.
 
     """
+    if config.endpoints.replay is None:
+        raise UsageError("endpoints.replay: the store needs the replay buffer's host:port")
     process = Process(
         name=options.name,
         run_id=config.run.run_id,
@@ -44,14 +49,21 @@ async def run(config: Config, options: ProcessOptions) -> int:
         port=options.port,
         metrics_port=options.metrics_port,
         announce=options.announce,
+        security=Security.from_config(config),
         stall_after_s=config.watchdog.stall_after_s,
     )
     service = StoreService(process.status)
     address = advertised(await process.start(service.add_to), config.endpoints.advertise_host)
-    nodes = await asyncio.to_thread(Nodes.start, unit_count=config.store.storage_units)
+    try:
+        nodes = await asyncio.to_thread(Nodes.start, unit_count=config.store.storage_units)
+    except UsageError:
+        await process.close()
+        raise
     client = nodes.attach(f"headrace_store_{config.run.run_id}")
     try:
-        return await _serve(config, process, service, client, address)
+        async with open_channel(config.endpoints.replay, process.security) as channel:
+            replay = replay_pb2_grpc.ReplayBufferServiceStub(channel)
+            return await _serve(config, process, service, client, replay, address)
     except Stopped:
         return OK
     finally:
@@ -61,7 +73,12 @@ async def run(config: Config, options: ProcessOptions) -> int:
 
 
 async def _serve(
-    config: Config, process: Process, service: StoreService, client: object, address: str
+    config: Config,
+    process: Process,
+    service: StoreService,
+    client: object,
+    replay: replay_pb2_grpc.ReplayBufferServiceAsyncStub,
+    address: str,
 ) -> int:
     queue = TransferQueue(
         client,
@@ -76,18 +93,15 @@ async def _serve(
         capacity_bytes=config.store.capacity_bytes,
         now=time.monotonic,
     )
-    assert config.endpoints.replay is not None
-    async with open_channel(config.endpoints.replay) as channel:
-        replay = replay_pb2_grpc.ReplayBufferServiceStub(channel)
-        sweeper = Sweeper(
-            store, replay, address=address, waits=process.waits, stopping=process.stopping
-        )
-        await _register(process, store, replay, address)
-        service.open(store, sweeper)
-        process.ready()
-        code = await _until_over(config, process, queue, sweeper)
-        await store.close()
-        return code
+    sweeper = Sweeper(
+        store, replay, address=address, waits=process.waits, stopping=process.stopping
+    )
+    await _register(process, store, replay, address)
+    service.open(store, sweeper)
+    process.ready()
+    code = await _until_over(config, process, queue, sweeper)
+    await store.close()
+    return code
 
 
 async def _register(

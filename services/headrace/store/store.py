@@ -49,6 +49,12 @@ class TrajectoryStore:
         self.incarnation = incarnation
         self.capacity_bytes = capacity_bytes
         self.catalogue = Catalogue()
+        self.written_count = 0
+        """Rows written so far."""
+        self.read_count = 0
+        """Rows read so far."""
+        self.deleted_count = 0
+        """Rows removed so far."""
         self._queue = queue
         self._now = now
         self._write_lock = asyncio.Lock()
@@ -99,6 +105,7 @@ class TrajectoryStore:
                     _log.warning("row_unreadable", key=key, found=data is not None)
             else:
                 values.append(Value(key=key, data=data, crc32c=entry.crc32c))
+        self.read_count += len(values)
         return values, [key for key in keys if key in absent]
 
     def batches(self, keys: Sequence[str]) -> Iterator[list[str]]:
@@ -147,6 +154,7 @@ class TrajectoryStore:
                 entry = self.catalogue.find(key)
                 assert entry is not None
                 entry.confirmed = True
+            self.written_count += len(fresh)
 
     async def _write(self, rows: Sequence[Row]) -> None:
         if not rows:
@@ -234,6 +242,7 @@ class TrajectoryStore:
             await self._queue.clear(there)
             for key in there:
                 self.catalogue.remove(key)
+            self.deleted_count += len(there)
             return len(there)
 
     async def _uninterrupted(self, write: Coroutine[Any, Any, _T]) -> _T:
