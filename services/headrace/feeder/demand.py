@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 MAX_PROMPTS_PER_CALL: Final = 4096
 MAX_BYTES_PER_CALL: Final = 2 * 2**20
 """A message may have 4 MiB, and one prompt 1 MiB."""
+ROWS_PER_READ: Final = 64
+"""Smaller chunks are read together, up to so many rows: the way to the reading thread and back
+takes longer than most rows do."""
 DEMAND_WAIT_S: Final = 20.0
 """How long one call waits for demand."""
 REPLAY: Final = "replay buffer"
@@ -168,7 +171,9 @@ class Feed:
         usable = sum(map(_is_usable, self._ahead))
         while usable < usable_count:
             first = self.cursor + len(self._ahead)
-            last = min(first + self._chunk_size, self._ordinal_count)
+            chunks = -(-(usable_count - usable) // self._chunk_size)
+            together = max(1, ROWS_PER_READ // self._chunk_size)
+            last = min(first + min(chunks, together) * self._chunk_size, self._ordinal_count)
             if first >= last:
                 return
             chunk = await self._reader.read(lambda: self._read(range(first, last)))  # noqa: B023 (awaited here)
