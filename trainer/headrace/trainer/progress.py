@@ -6,7 +6,8 @@ Knows nothing of training or of gRPC. Used from the event loop's thread only.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+import math
+from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Mapping
 
 from headrace.v1.trainer_pb2 import TrainerPhase
@@ -26,6 +27,8 @@ class Progress:
         """0 while not known."""
         self.weight_version = -1
         """The newest published; -1 before the first."""
+        self.totals: defaultdict[str, float] = defaultdict(float)
+        """Each metric summed up over the steps of this process; where it makes sense."""
         self._steps: deque[tuple[int, Mapping[str, float]]] = deque(maxlen=KEPT_STEPS)
         self._ended = False
         self._changed = asyncio.Event()
@@ -33,7 +36,15 @@ class Progress:
     def add(self, step: int, metrics: Mapping[str, float]) -> None:
         """Take the metrics of a committed step."""
         self._steps.append((step, metrics))
+        for name, value in metrics.items():
+            if math.isfinite(value):
+                self.totals[name] += value
         self._wake()
+
+    @property
+    def last(self) -> Mapping[str, float] | None:
+        """The metrics of the last committed step; None before the first."""
+        return self._steps[-1][1] if self._steps else None
 
     def end(self) -> None:
         """Say that no more steps come: those who watch are let go."""

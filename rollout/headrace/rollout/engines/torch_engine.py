@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
@@ -44,13 +44,22 @@ class TorchEngine:
         eos_id: The token that ends a response.
         seed: What a sequence draws is a function of (seed, uid, session, attempt); which tokens
             come of it depends on the weights, too.
+        batch_ended: Told how many seconds each batch took.
 
     """
 
     kind = "torch"
 
-    def __init__(self, config: TorchEngineConfig, *, eos_id: int, seed: int) -> None:
+    def __init__(
+        self,
+        config: TorchEngineConfig,
+        *,
+        eos_id: int,
+        seed: int,
+        batch_ended: Callable[[float], None] = lambda _: None,
+    ) -> None:
         self._config = config
+        self._batch_ended = batch_ended
         self._eos_id = eos_id
         self._seed = seed
         self._device = _device(config.device)
@@ -135,12 +144,14 @@ class TorchEngine:
             if not batch:
                 self._wake.clear()
                 continue
+            begun = time.monotonic()
             try:
                 await loop.run_in_executor(self._thread, self._sample_batch, batch, loop)
             except Exception as error:  # whatever torch raises is these sequences' error
                 log.error("batch_failed", sequences=len(batch), error=repr(error), exc_info=True)
                 for _, future in batch:
                     _settle(future, EngineError(_one_line(error)))
+            self._batch_ended(time.monotonic() - begun)
 
     def _take(self) -> list[_Waiting]:
         batch: list[_Waiting] = []
