@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
-from headrace.cli import configuration, look, serve
+from headrace.cli import certs, configuration, look, serve
 from headrace.cli.logtail import ERROR_PREFIX
 from headrace.cli.parent import die_with_parent
 from headrace.cli.run import run
@@ -51,6 +52,7 @@ RUN, LOOK, PARTS = "Run", "Look at a run", "One process at a time"
 
 app.command(rich_help_panel=RUN)(run)
 app.add_typer(configuration.app, name="config", rich_help_panel=RUN)
+app.add_typer(certs.app, name="certs", rich_help_panel=RUN)
 for question in (look.status, look.where, look.prompts, look.audit):
     app.command(rich_help_panel=LOOK)(question)
 app.add_typer(serve.app, name="serve", rich_help_panel=PARTS)
@@ -60,6 +62,8 @@ app.command(rich_help_panel=PARTS)(serve.train)
 
 def main() -> None:
     """Run the command line of this process."""
+    # gRPC's own log is no JSON, and says nothing that an error would not. Read when it is loaded.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     die_with_parent()
     app(prog_name="headrace")
 

@@ -38,8 +38,10 @@ def preflight(path: Path, overrides: Sequence[str]) -> Checked:
 
     # Imported here: a wrong configuration is told without waiting for them.
     from headrace.feeder.sources.load import open_source
+    from headrace.rpc.security import Security
     from headrace.tokenizer.load import load_tokenizer
 
+    Security.from_config(config).check_host(config.endpoints.bind_host)
     row_count = len(open_source(config.data))
     load_tokenizer(config.model)
     _find_reward(config)

@@ -21,6 +21,7 @@ from headrace.cli.view import View
 from headrace.cli.watcher import Watcher
 from headrace.cli.words import wait_in_words
 from headrace.config.config import Config
+from headrace.rpc.security import Security
 from headrace.v1 import replay_pb2
 
 DRAW_EVERY_S: Final = 0.5
@@ -61,7 +62,13 @@ class Session:
         self._signals = 0
         self._supervisor = Supervisor(parts, config.launcher, report=display.say, now=now)
         names = self._supervisor.names
-        self._watcher = Watcher(self.view, self._supervisor.addresses, names, now=now)
+        self._watcher = Watcher(
+            self.view,
+            self._supervisor.addresses,
+            names,
+            security=Security.from_config(config),
+            now=now,
+        )
 
     async def run(self) -> tuple[Ending, replay_pb2.AuditResponse | None]:
         """Run it to its end; give the end, and the last audit if one could be made."""

@@ -16,6 +16,7 @@ import grpc
 from headrace.cli.addresses import Addresses
 from headrace.cli.view import View
 from headrace.rpc.channel import open_channel
+from headrace.rpc.security import Security
 from headrace.v1 import (
     feeder_pb2,
     feeder_pb2_grpc,
@@ -47,16 +48,24 @@ class Watcher:
         view: what is kept up to date.
         addresses: where the processes listen.
         names: the processes.
+        security: what they want of a caller.
         now: seconds of the clock of the view.
 
     """
 
     def __init__(
-        self, view: View, addresses: Addresses, names: Sequence[str], *, now: Callable[[], float]
+        self,
+        view: View,
+        addresses: Addresses,
+        names: Sequence[str],
+        *,
+        security: Security | None = None,
+        now: Callable[[], float],
     ) -> None:
         self._view = view
         self._addresses = addresses
         self._names = names
+        self._security = security
         self._now = now
         self._channels: dict[str, grpc.aio.Channel] = {}
 
@@ -165,5 +174,5 @@ class Watcher:
     def _channel(self, name: str) -> grpc.aio.Channel:
         """Processes keep their port when they are started again, so channels stay good."""
         if name not in self._channels:
-            self._channels[name] = open_channel(self._addresses.all[name])
+            self._channels[name] = open_channel(self._addresses.all[name], self._security)
         return self._channels[name]
