@@ -17,10 +17,12 @@ from headrace.errors import UsageError
 from headrace.rpc import announce
 from headrace.rpc.mirror import Mirror, gauge
 from headrace.rpc.process import Process
+from headrace.rpc.security import Security
 
 
-def fetch(address: str, path: str = "/metrics") -> str:
-    with urllib.request.urlopen(f"http://{address}{path}", timeout=20) as answer:
+def fetch(address: str, path: str = "/metrics", **headers: str) -> str:
+    request = urllib.request.Request(f"http://{address}{path}", headers=headers)
+    with urllib.request.urlopen(request, timeout=20) as answer:
         text: str = answer.read().decode()
         return text
 
@@ -143,6 +145,17 @@ async def test_any_other_path_is_not_found(make: Make, tmp_path: Path) -> None:
 
     with pytest.raises(urllib.error.HTTPError, match="404"):
         await asyncio.to_thread(fetch, address, "/")
+
+
+async def test_a_scrape_needs_the_token_that_calls_need(make: Make, tmp_path: Path) -> None:
+    process = make(security=Security(token="abc"))
+    address = await metrics_of(process, tmp_path / "store.json")
+
+    for headers in ({}, {"Authorization": "Bearer abd"}, {"Authorization": "abc"}):
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            await asyncio.to_thread(fetch, address, **headers)
+    text = await asyncio.to_thread(fetch, address, Authorization="Bearer abc")
+    assert "headrace_process_info" in text
 
 
 async def test_a_taken_port_is_named(make: Make, tmp_path: Path) -> None:

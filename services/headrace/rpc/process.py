@@ -144,7 +144,7 @@ class Process:
         await self._set_health(_NOT_SERVING)
         address = bind(server, self._host, self._port, self.security)
         self._register_metrics()
-        self._metrics = MetricsServer(self.registry, self._host, self._metrics_port)
+        self._metrics = MetricsServer(self.registry, self._host, self._metrics_port, self.security)
         await server.start()
         self._server = server
         self._handle_signals()
