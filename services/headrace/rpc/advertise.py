@@ -5,8 +5,9 @@ from __future__ import annotations
 import socket
 from typing import Final
 
-EVERYWHERE: Final = ("0.0.0.0", "[::]")  # noqa: S104 - recognised here, not bound
-"""Hosts that mean all interfaces; nobody can connect to them from another machine."""
+EVERYWHERE: Final = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}  # noqa: S104 - recognised here, not bound
+"""Hosts that mean all interfaces, which nobody can connect to from another machine and no
+certificate names; and what they are on this one."""
 
 
 def advertised(address: str, host: str | None) -> str:
@@ -24,3 +25,9 @@ def advertised(address: str, host: str | None) -> str:
     elif ":" in host and not host.startswith("["):
         host = f"[{host}]"
     return f"{host}:{port}"
+
+
+def from_here(address: str) -> str:
+    """Give the `host:port` by which processes of this machine reach what is bound to `address`."""
+    bound, _, port = address.rpartition(":")
+    return f"{EVERYWHERE.get(bound, bound)}:{port}"

@@ -32,6 +32,7 @@ from prometheus_client.process_collector import ProcessCollector
 
 from headrace.log import get_logger
 from headrace.rpc import announce as announcement
+from headrace.rpc.advertise import from_here
 from headrace.rpc.exposition import MetricsServer
 from headrace.rpc.mirror import Mirror
 from headrace.rpc.security import Security
@@ -150,7 +151,9 @@ class Process:
         self._handle_signals()
         self._watchdog.start()
         if self._announce is not None:
-            announcement.write(self._announce, address, metrics=self._metrics.address)
+            announcement.write(
+                self._announce, from_here(address), metrics=from_here(self._metrics.address)
+            )
         log.info("listening", address=address, metrics=self._metrics.address)
         return address
 
