@@ -40,6 +40,7 @@ class FeedLedger:
         self.fingerprint = ""
         self.answers_to_lose = 0
         self.accept_at_most = 10**9
+        self.polls = 0
 
     @property
     def uids(self) -> list[str]:
@@ -73,6 +74,7 @@ class FeedLedger:
     async def AwaitDemand(
         self, request: pb.AwaitDemandRequest, context: Any
     ) -> pb.AwaitDemandResponse:
+        self.polls += 1
         async with self.changed:
             with suppress(TimeoutError):
                 async with asyncio.timeout(UNANSWERED_WAIT_S):

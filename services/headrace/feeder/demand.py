@@ -22,7 +22,7 @@ from headrace.feeder.order import Order
 from headrace.feeder.prompts import Prompts
 from headrace.feeder.reading import Reader
 from headrace.log import get_logger
-from headrace.rpc.calls import Stopped, persist
+from headrace.rpc.calls import Stopped, persist, poll
 from headrace.rpc.waits import Waits
 from headrace.v1 import prompt_pb2, replay_pb2
 
@@ -63,6 +63,7 @@ class Feed:
         reader: Reader,
         waits: Waits,
         stopping: asyncio.Event,
+        idle_after_s: float | None = None,
     ) -> None:
         """Nothing is called yet.
 
@@ -75,8 +76,10 @@ class Feed:
             reader: Runs the reads.
             waits: Where waits are registered.
             stopping: Ends all waits when set.
+            idle_after_s: How long no demand is normal; None = no longer than any wait.
 
         """
+        self._idle_after_s = idle_after_s
         self._stub = stub
         self._prompts = prompts
         self._order = order
@@ -143,17 +146,7 @@ class Feed:
 
     async def _turn(self) -> bool:
         """Meet the demand there is; say whether the run has ended."""
-        wanted = await persist(
-            self._stub.AwaitDemand,
-            replay_pb2.AwaitDemandRequest(wait_s=DEMAND_WAIT_S, address=self.address),
-            waits=self._waits,
-            name="demand",
-            owner=REPLAY,
-            timeout_s=DEMAND_WAIT_S + 10,
-            ends_when="the window has room, or the run ends",
-            stopping=self._stopping,
-        )
-        self._move_to(wanted.cursor)
+        wanted = await self._await_demand()
         try:
             if wanted.ended:
                 await self._register(self._surplus(wanted.surplus_count))
@@ -165,6 +158,28 @@ class Feed:
         except FeedNotOpenError:
             await self.open()
         return False
+
+    async def _await_demand(self) -> replay_pb2.AwaitDemandResponse:
+        """Wait until something is wanted, or the run has ended. Others may work meanwhile."""
+        request = replay_pb2.AwaitDemandRequest(wait_s=DEMAND_WAIT_S, address=self.address)
+        with self._waits.waiting(
+            "demand",
+            owner=REPLAY,
+            ends_when="the window has room, or the run ends",
+            stall_after_s=self._idle_after_s,
+        ):
+            while True:
+                wanted = await poll(
+                    self._stub.AwaitDemand,
+                    request,
+                    waits=self._waits,
+                    owner=REPLAY,
+                    timeout_s=DEMAND_WAIT_S + 10,
+                    stopping=self._stopping,
+                )
+                self._move_to(wanted.cursor)
+                if wanted.demand or wanted.ended:
+                    return wanted
 
     async def _read_ahead(self, usable_count: int) -> None:
         """Read whole chunks until so many usable prompts are here, or the data has ended."""

@@ -10,6 +10,7 @@ from headrace.config.config import Config
 from headrace.errors import UsageError
 from headrace.feeder.demand import Feed
 from headrace.feeder.fingerprint import feed_fingerprint
+from headrace.feeder.metrics import FeedMetrics
 from headrace.feeder.order import Order
 from headrace.feeder.prompts import Prompts
 from headrace.feeder.reading import Reader
@@ -71,7 +72,9 @@ async def run(config: Config, options: ProcessOptions) -> int:
             reader=reader,
             waits=process.waits,
             stopping=process.stopping,
+            idle_after_s=config.watchdog.idle_after_s,
         )
+        process.expose(FeedMetrics(feed, prompts).read)
         service = PromptFeederService(
             feed,
             prompts,

@@ -85,6 +85,40 @@ async def persist(
             await _unless_stopped(asyncio.sleep(next(pauses)), stopping, name)
 
 
+async def poll(
+    method: grpc.aio.UnaryUnaryMultiCallable[_Request, _Response],
+    request: _Request,
+    *,
+    waits: Waits,
+    owner: str,
+    timeout_s: float,
+    stopping: asyncio.Event | None = None,
+) -> _Response:
+    """Ask once more in a wait that the caller has registered, and that may take many polls.
+
+    Only the owner's absence is a wait of its own, with the process's usual limit.
+
+    Raises:
+        UsageError, WireError, grpc.aio.AioRpcError, Stopped: As `persist`.
+
+    """
+    name = f"{owner} to answer"
+    try:
+        return await _unless_stopped(_call(method, request, timeout_s), stopping, name)
+    except grpc.aio.AioRpcError as failed:
+        if not is_worth_repeating(failed):
+            raise failure_of(failed, owner) from failed
+    return await persist(
+        method,
+        request,
+        waits=waits,
+        name=name,
+        owner=owner,
+        timeout_s=timeout_s,
+        stopping=stopping,
+    )
+
+
 async def _call(
     method: grpc.aio.UnaryUnaryMultiCallable[_Request, _Response],
     request: _Request,

@@ -18,6 +18,7 @@ from headrace.rpc.calls import Stopped, persist
 from headrace.rpc.channel import open_channel
 from headrace.rpc.process import Process, ProcessOptions
 from headrace.rpc.security import Security
+from headrace.store.metrics import StoreMetrics
 from headrace.store.nodes import Nodes
 from headrace.store.probe import until_dead
 from headrace.store.queue import TransferQueue
@@ -96,6 +97,7 @@ async def _serve(
     sweeper = Sweeper(
         store, replay, address=address, waits=process.waits, stopping=process.stopping
     )
+    process.expose(StoreMetrics(store, sweeper).read)
     await _register(process, store, replay, address)
     service.open(store, sweeper)
     process.ready()

@@ -19,6 +19,7 @@ from headrace.tokenizer import Tokenizer, load_tokenizer
 from headrace.trainer.actor import Actor
 from headrace.trainer.arrival import CannotResumeError, register
 from headrace.trainer.compute import ComputeThread
+from headrace.trainer.exposition import ProgressMetrics
 from headrace.trainer.loop import LoopSettings, TrainingLoop
 from headrace.trainer.model import build_model, pick_device
 from headrace.trainer.progress import Progress
@@ -62,6 +63,7 @@ async def run(config: Config, options: ProcessOptions) -> int:
         stall_after_s=config.watchdog.stall_after_s,
     )
     progress = Progress()
+    process.expose(ProgressMetrics(progress).read)
     weights = WeightsServer(_weights_root(config), run_id=config.run.run_id)
     bound = await process.start(TrainerService(process.status, progress, weights).add_to)
     address = advertised(bound, config.endpoints.advertise_host)
