@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import grpc
 
-from headrace.cli.find import announced_address
+from headrace.client.finding import announced_address
 from headrace.config.rundir import RunDirectory
 from headrace.rpc.channel import open_sync_channel
 from headrace.v1 import (

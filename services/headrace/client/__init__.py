@@ -1,7 +1,6 @@
-"""Look at a run from Python: `from headrace.client import connect`."""
+"""Look at a run from Python, and control it: `from headrace.client import connect`."""
 
-from headrace.client.ledger import Ledger
+from headrace.client.connecting import connect
 from headrace.client.run import Run
-from headrace.client.wire import connect
 
-__all__ = ["Ledger", "Run", "connect"]
+__all__ = ["Run", "connect"]

@@ -1,104 +1,282 @@
-"""A run, as somebody who looks at it sees it."""
+"""A run in a notebook: looked at, plotted and controlled."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Final, TypeVar
+import uuid
+import warnings
+from collections.abc import Iterable, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
-from headrace.client.ledger import Ledger
+from headrace.client.frames import needs, prompts_frame, read_steps, steps_frame
+from headrace.client.ledger import LiveLedger
+from headrace.client.others import feed_rows, steps_so_far
+from headrace.client.peers import Peers, Roll
+from headrace.client.place import Event, Place
+from headrace.client.plots import Plots
+from headrace.client.queries import Queries
+from headrace.client.rollouts import fetch, keys_of, trajectories_frame
+from headrace.client.status import Status
+from headrace.client.watch import Watch
+from headrace.client.window import STATES, count
+from headrace.config.load import load_config
+from headrace.config.rundir import RunDirectory
 from headrace.errors import UsageError
+from headrace.rpc.security import Security
 from headrace.v1 import prompt_pb2
 from headrace.v1 import replay_pb2 as pb
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    import pandas as pd
 
-PAGE_SIZE: Final = 500
-"""Prompts asked for at a time."""
+    from headrace.tokenizer import Tokenizer
 
-STATES: Final = {
-    name.removeprefix("PROMPT_STATE_").lower(): value
-    for name, value in prompt_pb2.PromptState.items()
-    if value
-}
-"""The states a prompt may be in, by name."""
-
-REASONS: Final = {
-    name.removeprefix("DROP_REASON_").lower(): value
-    for name, value in prompt_pb2.DropReason.items()
-    if value
-}
-"""The reasons a prompt may have been dropped for, by name."""
+SHOWN_GROUPS: Final = 64
+"""Groups whose trajectories are read, unless more are asked for."""
 
 
 class Run:
-    """Questions about a run. Nothing here changes it."""
+    """A run. `connect` makes one.
 
-    def __init__(self, ledger: Ledger) -> None:
+    Every method asks anew, and waits out a restart of the replay buffer. Tables and plots need
+    the extra `headrace[notebook]`.
+
+    Attributes:
+        plot: `run.plot.reward()`, `.window()`, `.staleness()`; each gives matplotlib's Axes.
+
+    """
+
+    def __init__(
+        self,
+        ledger: LiveLedger,
+        *,
+        security: Security | None = None,
+        directory: RunDirectory | None = None,
+        patience_s: float = 0.0,
+    ) -> None:
+        self.plot = Plots(self)
         self._ledger = ledger
+        self._queries = Queries(ledger)
+        self._peers = Peers(security)
+        self._directory = directory
+        self._patience_s = patience_s
 
-    def status(self) -> pb.GetReplayStatusResponse:
-        """Say where the run is: step, groups by state, window, workers, weights."""
-        return self._ledger.status()
+    # -- looking
 
-    def where(self, uid: str) -> pb.LocatePromptResponse:
-        """Give one prompt's place, and its history from the journal, oldest first.
+    def status(self) -> Status:
+        """Say where the run is: step, window, workers, waits, circuit. A table in a notebook."""
+        answer = self._ask_status()
+        # Those of a run that is over are gone, and so is what they waited for.
+        roll = Roll() if answer.ended else self._peers.call_the_roll()
+        return Status(answer, roll, str(self._directory.path) if self._directory else "")
+
+    def prompts(self, *, state: str | None = None, reason: str | None = None) -> pd.DataFrame:
+        """List prompts by ordinal, one a row.
+
+        Args:
+            state: only these: `pending`, `running`, `finished`, `sampled`, `trained`, `dropped`, …
+            reason: only those dropped for this reason: `stale`, `failed`, `too_long`, …
+
+        Of trained and dropped ones the ledger knows the last `journal.keep_settled`.
 
         Raises:
-            PromptUnknownError: no prompt of that uid was ever fed.
+            UsageError: no such state or reason.
 
         """
-        return self._ledger.locate(uid)
+        return prompts_frame(self._queries.prompts(state=state, reason=reason))
+
+    def where(self, uid: str) -> Place:
+        """Say where one prompt is and what happened to it: `.group`, `.history`.
+
+        Raises:
+            PromptUnknownError: no prompt of that uid was fed.
+
+        """
+        return Place(self._queries.where(uid))
 
     def audit(self) -> pb.AuditResponse:
         """Check the balance rule and everything else that must hold."""
-        return self._ledger.audit()
+        return self._queries.audit()
 
-    def prompts(
-        self, *, state: str | None = None, reason: str | None = None
-    ) -> Iterator[prompt_pb2.PromptGroup]:
-        """List prompts by ordinal, asking for more as they are read.
+    def trajectories(
+        self, step: int | None = None, *, limit: int | None = SHOWN_GROUPS
+    ) -> pd.DataFrame:
+        """Read what was generated, one trajectory a row: text, reward, versions, finish reason.
+
+        The store holds a trajectory until its step is committed; after that its text is gone
+        for good. So there are those of finished groups, which wait for the trainer, and those
+        of the step that the trainer has sampled and works on.
+
+        Text needs the tokenizer of the run's configuration, and so its run directory on this
+        machine; without it `prompt` and `response` are lists of token ids.
 
         Args:
-            state: only these: `pending`, `running`, `finished`, `trained`, `dropped`, …
-            reason: only those dropped for this reason: `stale`, `failed`, `too_long`, …
+            step: None = finished and sampled groups. Else only those sampled for this step.
+            limit: The most groups, by ordinal; None = all.
 
         Raises:
-            UsageError: no such state or reason.
+            UsageError: the step is committed, or the store does not answer.
 
         """
-        token = ""
-        while True:
-            page = self.page(state=state, reason=reason, token=token)
-            yield from page.groups
-            token = page.next_page_token
-            if not token:
-                return
+        committed = self._ask_status().committed_step
+        if step is not None and step <= committed:
+            raise UsageError(
+                f"step {step} is committed, and a committed step's trajectories are deleted; "
+                f"there are those of finished groups (step=None) and of step {committed + 1}"
+            )
+        groups = list(self._queries.prompts(state="sampled"))
+        if step is None:
+            groups += self._queries.prompts(state="finished")
+        else:
+            groups = [group for group in groups if group.step == step]
+        groups = sorted(groups, key=lambda group: group.ordinal)[:limit]
+        keys = [key for group in groups for key in keys_of(group)]
+        found = (
+            fetch(self._peers.channel("store"), keys, patience_s=self._patience_s) if keys else {}
+        )
+        return trajectories_frame(groups, found, self._tokenizer())
 
-    def page(
-        self,
-        *,
-        state: str | None = None,
-        reason: str | None = None,
-        size: int = PAGE_SIZE,
-        token: str = "",
-    ) -> pb.ListPromptsResponse:
-        """List one page of prompts; `next_page_token` leads to the next.
+    def metrics(self) -> pd.DataFrame:
+        """Give each step's metrics: a row per step, a column per metric.
+
+        From the run directory, or else from the trainer, which must still be there.
 
         Raises:
-            UsageError: no such state or reason.
-            InvalidFieldError: a bad token.
+            UsageError: there is neither.
 
         """
-        request = pb.ListPromptsRequest(page_size=size, page_token=token)
-        if state is not None:
-            request.state = _value(STATES, "state", state)
-        if reason is not None:
-            request.drop_reason = _value(REASONS, "reason", reason)
-        return self._ledger.list_prompts(request)
+        self._ask_status()
+        if self._directory is not None and self._directory.metrics_file.exists():
+            return steps_frame(read_steps(self._directory.metrics_file))
+        return steps_frame(
+            steps_so_far(self._peers.channel("trainer"), patience_s=self._patience_s)
+        )
+
+    def window(self) -> pd.DataFrame:
+        """Count prompts by state after each event of the journal, a row each.
+
+        Where the journal's beginning was compacted away (`journal.keep_events`) the first rows
+        are as good as can be told from what is left.
+        """
+        status = self._ask_status()
+        counts = Status(status).counts
+        events = self._ledger.events(until=status.position)
+        moments = count(events, counts, step=status.committed_step, n=self._sessions_per_group())
+        pandas = needs("pandas")
+        frame: pd.DataFrame = pandas.DataFrame(
+            [(m.position, m.unix_time_s, m.step, *m.counts.values()) for m in moments],
+            columns=["position", "time", "step", *STATES],
+        )
+        frame["time"] = pandas.to_datetime(frame["time"], unit="s", utc=True)
+        return frame
+
+    def watch(self, *, after: int | None = None, for_s: float | None = None) -> Watch:
+        """Follow the run.
+
+        In a loop, gives its events as they come, each once, across restarts of the replay buffer.
+        As the last line of a notebook's cell, draws the status again and again; interrupt the
+        kernel to go on.
+
+        Args:
+            after: The journal position to begin after; None = now, 0 = as far back as there is.
+            for_s: End after so many seconds; None = at the end of the run.
+
+        """
+        begin = self._ask_status().position if after is None else after
+        events = self._ledger.events(begin, for_s=for_s)
+        return Watch(self, map(Event.from_proto, events), for_s)
+
+    # -- control
+
+    def pause(self) -> Status:
+        """Stop feeding and leasing; what is running goes on to its end, and is trained on."""
+        self._ledger.pause()
+        return self.status()
+
+    def resume(self) -> Status:
+        """Let a paused run go on."""
+        self._ledger.resume()
+        return self.status()
+
+    def feed(self, rows: Iterable[Mapping[str, Any]]) -> list[str]:
+        """Put rows of your own into the run, beside the data set; each is trained on once.
+
+        Args:
+            rows: As the data set has them: the prompt's column, the answer's, and any others.
+
+        Returns:
+            Their uids, in order, for `where`.
+
+        Raises:
+            WireError: a row has no prompt, is too long, or the run is not on.
+            UsageError: the feeder does not answer.
+
+        """
+        self._ask_status()
+        return feed_rows(
+            self._peers.channel("feeder"),
+            rows,
+            request_id=uuid.uuid4().hex,
+            patience_s=self._patience_s,
+        )
+
+    def drop_stale(self, step: int | None = None) -> list[str]:
+        """Drop every group that is too old for a step (None = the current one); give the uids.
+
+        Raises:
+            InvalidFieldError: no threshold is configured, or the step is over.
+
+        """
+        return self._ledger.drop_stale(step or 0)
+
+    def close_circuit(self) -> Status:
+        """Close an open circuit, after its cause was mended: failed prompts are tried again."""
+        self._ledger.close_circuit()
+        return self.status()
+
+    # -- what the above share
+
+    def __repr__(self) -> str:
+        return str(self.status())
+
+    def _repr_html_(self) -> str:
+        return self.status()._repr_html_()
+
+    def _ask_status(self) -> pb.GetReplayStatusResponse:
+        """Ask, and learn where the others are."""
+        answer = self._ledger.status()
+        if self._directory is None:
+            self._directory = _same_machine(answer)
+        self._peers.learn(answer.addresses, self._directory)
+        return answer
+
+    def _tokenizer(self) -> Tokenizer | None:
+        if self._directory is None:
+            return None
+        from headrace.tokenizer import load_tokenizer
+
+        try:
+            return load_tokenizer(load_config(self._directory.config_file).model)
+        except UsageError as error:  # token ids are better than nothing
+            warnings.warn(f"token ids instead of text: {error}", stacklevel=3)
+            return None
+
+    def _sessions_per_group(self) -> int:
+        for state in ("trained", "finished", "sampled"):
+            group: prompt_pb2.PromptGroup
+            for group in islice(self._queries.prompts(state=state), 1):
+                return len(group.sessions)
+        return 0
 
 
-def _value(values: Mapping[str, T], what: str, name: str) -> T:
+def _same_machine(answer: pb.GetReplayStatusResponse) -> RunDirectory | None:
+    """Give the run directory that the replay buffer names, if it is here and of the same run."""
+    if not answer.run_dir:
+        return None
+    directory = RunDirectory(Path(answer.run_dir))
     try:
-        return values[name]
-    except KeyError:
-        raise UsageError(f"no {what} {name!r}; there are {', '.join(values)}") from None
+        config = load_config(directory.config_file)
+    except UsageError:
+        return None
+    return directory if config.run.run_id == answer.process.run_id else None

@@ -2,38 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from typing import Final, TypeVar
 
 import grpc
 
-from headrace.client.run import Run
-from headrace.errors import UsageError
+from headrace.client.asking import Pauses, ask, is_outage, refusal
+from headrace.client.queries import Queries
 from headrace.rpc.channel import open_sync_channel
-from headrace.rpc.status import error_from
+from headrace.rpc.security import Security
+from headrace.v1 import prompt_pb2, replay_pb2_grpc
 from headrace.v1 import replay_pb2 as pb
-from headrace.v1 import replay_pb2_grpc
 
 Response = TypeVar("Response")
 
-TIMEOUT_S: Final = 10.0
-"""How long an answer may take."""
+STREAM_S: Final = 3600.0
+"""After this long a stream of events is opened again."""
 
 
-def connect(target: str) -> Run:
-    """Open a run by the address of its replay buffer, `host:port`.
-
-    Connects with the first question.
-    """
-    return Run(WireLedger(target))
+def ask_replay(target: str, security: Security | None = None) -> Queries:
+    """Ask the replay buffer at an address. Connects with the first question."""
+    return Queries(WireLedger(target, security))
 
 
 class WireLedger:
-    """The ledger behind an address."""
+    """The ledger behind an address.
 
-    def __init__(self, target: str) -> None:
-        self._target = target
-        self._stub = replay_pb2_grpc.ReplayBufferServiceStub(open_sync_channel(target))
+    Args:
+        target: `host:port`.
+        security: What calls carry.
+        patience_s: How long the replay buffer may be away before a call gives up. It listens
+            where it did when it is started again.
+
+    """
+
+    def __init__(
+        self, target: str, security: Security | None = None, *, patience_s: float = 0.0
+    ) -> None:
+        self.target = target
+        self._who = f"{target}, the replay buffer,"
+        self._patience_s = patience_s
+        self._stub = replay_pb2_grpc.ReplayBufferServiceStub(open_sync_channel(target, security))
 
     def status(self) -> pb.GetReplayStatusResponse:
         """Say where the run is."""
@@ -51,20 +61,56 @@ class WireLedger:
         """List a page of prompts."""
         return self._ask(self._stub.ListPrompts, request)
 
-    def _ask(self, method: Callable[..., Response], request: object) -> Response:
+    def pause(self) -> None:
+        """Stop feeding and leasing."""
+        self._ask(self._stub.PauseRun, pb.PauseRunRequest())
+
+    def resume(self) -> None:
+        """Go on."""
+        self._ask(self._stub.ResumeRun, pb.ResumeRunRequest())
+
+    def drop_stale(self, step: int) -> list[str]:
+        """Drop what is too old for a step; name it."""
+        return list(self._ask(self._stub.DropStale, pb.DropStaleRequest(step=step)).uids)
+
+    def close_circuit(self) -> None:
+        """Close an open circuit."""
+        self._ask(self._stub.CloseCircuit, pb.CloseCircuitRequest())
+
+    def events(
+        self, after: int = 0, *, until: int | None = None, for_s: float | None = None
+    ) -> Iterator[prompt_pb2.LedgerEvent]:
+        """Give events, across restarts of the replay buffer, each once. See `Ledger`."""
+        ends = time.monotonic() + for_s if for_s is not None else None
+        pauses = Pauses(self._patience_s)
+        while True:
+            now = self.status()
+            last = now.position if now.ended else until
+            if last is not None and after >= last:
+                return
+            timeout_s = STREAM_S if ends is None else max(0.0, ends - time.monotonic())
+            try:
+                for event in self._stream(after, timeout_s):
+                    pauses.reset()
+                    after = event.position
+                    yield event
+                    if event.name == "run_ended" or (last is not None and after >= last):
+                        break
+            except grpc.RpcError as failed:
+                if ends is not None and time.monotonic() >= ends:
+                    return
+                if not is_outage(failed) or not pauses.wait():
+                    raise refusal(failed, self._who) from None
+
+    def _stream(self, after: int, timeout_s: float) -> Iterator[prompt_pb2.LedgerEvent]:
+        call = self._stub.WatchEvents(
+            pb.WatchEventsRequest(after_position=after), timeout=timeout_s
+        )
         try:
-            return method(request, timeout=TIMEOUT_S)
-        except grpc.RpcError as error:
-            known = error_from(error)
-            if known is not None:
-                raise known from None
-            raise UsageError(
-                f"{self._target} does not answer as a replay buffer ({_words(error)}); "
-                "is the run over, or the address another process's?"
-            ) from None
+            for answer in call:
+                yield from answer.events
+        finally:
+            call.cancel()
 
-
-def _words(error: grpc.RpcError) -> str:
-    assert isinstance(error, grpc.Call)
-    name: str = error.code().name
-    return name.lower().replace("_", " ")
+    def _ask(self, method: Callable[..., Response], request: object) -> Response:
+        return ask(method, request, who=self._who, patience_s=self._patience_s)

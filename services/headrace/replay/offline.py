@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from headrace.config.config import Config
 from headrace.replay import history, load, report
+from headrace.replay.events import to_ledger_event
 from headrace.replay.journal.file import FileJournal
 from headrace.replay.ledger import Ledger
 from headrace.replay.settings import LedgerSettings
+from headrace.v1 import prompt_pb2
 from headrace.v1 import replay_pb2 as pb
 
 
@@ -35,6 +38,16 @@ class OfflineLedger:
     def list_prompts(self, request: pb.ListPromptsRequest) -> pb.ListPromptsResponse:
         """Give a page of prompts."""
         return history.list_prompts(self._ledger.groups, request)
+
+    def events(
+        self, after: int = 0, *, until: int | None = None, for_s: float | None = None
+    ) -> Iterator[prompt_pb2.LedgerEvent]:
+        """Give what happened after a position, up to the journal's end or `until`."""
+        del for_s  # nothing is waited for
+        first = max(after + 1, self._journal.first_position)
+        last = self._journal.position if until is None else min(until, self._journal.position)
+        for position in range(first, last + 1):
+            yield from map(to_ledger_event, self._journal.read([position]))
 
 
 def open_ledger(directory: Path, config: Config) -> OfflineLedger:

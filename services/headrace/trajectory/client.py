@@ -158,13 +158,13 @@ async def _receive(
     async for response in responses:
         for chunk in response.chunks:
             value = joiner.add(chunk)
-            if value is not None and (trajectory := _opened(value)) is not None:
+            if value is not None and (trajectory := opened(value)) is not None:
                 found[value.key] = trajectory
     joiner.finish()
     return found
 
 
-def _opened(value: Value) -> Trajectory | None:
+def opened(value: Value) -> Trajectory | None:
     """Return the trajectory if checksum, message and the key inside are what they should be."""
     try:
         verify(value)
