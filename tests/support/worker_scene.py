@@ -12,6 +12,7 @@ from worker_world import TinyLedger, TinyStore, serving
 
 from headrace.config.rollout import RewardConfig
 from headrace.config.rollout import ScriptedEngine as ScriptedConfig
+from headrace.rollout.download import Downloads
 from headrace.rollout.engines.scripted import ScriptedEngine
 from headrace.rollout.rewards.pool import RewardPool
 from headrace.rollout.worker import Worker, WorkerSettings
@@ -46,7 +47,9 @@ class World:
         self.replay_address = ""
         self.store_address = ""
 
-    async def publish(self, version: int, *, checksum: str | None = None) -> None:
+    async def publish(
+        self, version: int, *, checksum: str | None = None, uri: str | None = None
+    ) -> None:
         directory, right = write(
             self.root, run_id="run", lineage="main", version=version,
             write_files=lambda fresh: None,
@@ -54,7 +57,7 @@ class World:
         await self.ledger.publish(
             prompt_pb2.PublishedWeights(
                 id=prompt_pb2.WeightsId(lineage="main", version=version),
-                uri=str(directory),
+                uri=uri or str(directory),
                 checksum=checksum or right,
             )
         )
@@ -88,6 +91,7 @@ class World:
         lease_s: float = 60,
         lease_wait_s: float = 0.2,
         pauses: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        downloads: Downloads | None = None,
     ) -> None:
         for address, serve in (
             (self.replay_address, self.serve_ledger), (self.store_address, self.serve_store)
@@ -112,7 +116,7 @@ class World:
             ),
             engine=scripted, rewards=rewards, decode=decode,
             replay_stub=replay_pb2_grpc.ReplayBufferServiceStub(replay),
-            store_stub=store_pb2_grpc.TrajectoryStoreServiceStub(store),
+            store_stub=store_pb2_grpc.TrajectoryStoreServiceStub(store), downloads=downloads,
             waits=self.waits, stopping=self.stopping, sleep=pauses, jitter=lambda: 0.0,
         )  # fmt: skip
         self.running = asyncio.create_task(self.worker.run())

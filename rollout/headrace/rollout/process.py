@@ -15,16 +15,19 @@ from headrace.config.config import Config
 from headrace.config.rollout import ScriptedEngine as ScriptedEngineConfig
 from headrace.errors import UsageError
 from headrace.log import get_logger
+from headrace.rollout.download import Downloads
 from headrace.rollout.engines.base import Engine
 from headrace.rollout.engines.scripted import ScriptedEngine
 from headrace.rollout.rewards.pool import RewardPool
+from headrace.rollout.scratch import Scratch
 from headrace.rollout.service import WorkerService
 from headrace.rollout.worker import Worker, WorkerSettings
 from headrace.rpc.channel import open_channel
 from headrace.rpc.process import Process, ProcessOptions
+from headrace.rpc.security import Security
 from headrace.tokenizer.load import load_tokenizer
 from headrace.tokenizer.tokenizer import Tokenizer
-from headrace.v1 import replay_pb2_grpc, store_pb2_grpc
+from headrace.v1 import replay_pb2_grpc, store_pb2_grpc, trainer_pb2_grpc
 
 OK: Final = 0
 
@@ -55,6 +58,7 @@ async def run(config: Config, options: ProcessOptions) -> int:
             port=options.port,
             metrics_port=options.metrics_port,
             announce=options.announce,
+            security=Security.from_config(config),
             stall_after_s=config.watchdog.stall_after_s,
         )
         stack.push_async_callback(process.close)
@@ -64,10 +68,10 @@ async def run(config: Config, options: ProcessOptions) -> int:
         stack.push_async_callback(rewards.close)
         stack.push_async_callback(engine.close)
         replay = await stack.enter_async_context(
-            open_channel(_endpoint("replay", config.endpoints.replay))
+            open_channel(_endpoint("replay", config.endpoints.replay), process.security)
         )
         store = await stack.enter_async_context(
-            open_channel(_endpoint("store", config.endpoints.store))
+            open_channel(_endpoint("store", config.endpoints.store), process.security)
         )
         worker = Worker(
             settings(config, options.name),
@@ -76,6 +80,7 @@ async def run(config: Config, options: ProcessOptions) -> int:
             decode=tokenizer.decode,
             replay_stub=replay_pb2_grpc.ReplayBufferServiceStub(replay),
             store_stub=store_pb2_grpc.TrajectoryStoreServiceStub(store),
+            downloads=await _downloads(config, process, stack),
             waits=process.waits,
             stopping=process.stopping,
         )
@@ -86,8 +91,35 @@ async def run(config: Config, options: ProcessOptions) -> int:
         await rewards.start()
         await engine.start()
         process.ready()
-        await worker.run()
+        await _work(worker)
     return OK
+
+
+async def _work(worker: Worker) -> None:
+    """Run the worker; a user's mistake that one of its loops has met is raised as such."""
+    try:
+        await worker.run()
+    except ExceptionGroup as group:
+        mistakes, rest = group.split(UsageError)
+        if mistakes is None or rest is not None:
+            raise
+        raise UsageError(str(_first(mistakes))) from group
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    first = group.exceptions[0]
+    return _first(first) if isinstance(first, BaseExceptionGroup) else first
+
+
+async def _downloads(config: Config, process: Process, stack: AsyncExitStack) -> Downloads | None:
+    """Make ready for weights that the trainer serves, if it does."""
+    if config.weights.transport != "grpc":
+        return None
+    scratch = stack.enter_context(Scratch(config.weights.tmpdir))
+    trainer = await stack.enter_async_context(
+        open_channel(_endpoint("trainer", config.endpoints.trainer), process.security)
+    )
+    return Downloads(trainer_pb2_grpc.TrainerServiceStub(trainer), scratch.path)
 
 
 def settings(config: Config, name: str) -> WorkerSettings:

@@ -1,21 +1,27 @@
 """Follows the published weights: asks for newer ones, has them loaded, says what is confirmed.
 
-Knows nothing of leases. What it names as `current` was checked by this very worker.
+Weights that the trainer serves are got from it first. While it is away, the ledger is asked before
+each try whether they are still wanted. Knows nothing of leases. What it names as `current` was
+checked by this very worker.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
 from headrace.log import get_logger
 from headrace.rollout.ask import REFUSALS, Peer
 from headrace.rollout.changes import Changes
+from headrace.rollout.download import DownloadError, Downloads, TrainerAwayError
 from headrace.rollout.engines.base import Engine, EngineError
 from headrace.rollout.pause import Pause
 from headrace.rpc.calls import Stopped
+from headrace.rpc.waits import Waiting, Waits
 from headrace.v1 import prompt_pb2, replay_pb2
+from headrace.weights.transfer import GRPC_URI
 
 if TYPE_CHECKING:
     from headrace.v1 import replay_pb2_grpc
@@ -33,6 +39,8 @@ class Weights:
         engine: Loads and checks them.
         replay: The ledger.
         stub: The same.
+        downloads: Gets what the trainer serves; None if the workers share a directory with it.
+        waits: Where the trainer's absence is registered.
         changes: Notified when there are other ones.
         pause: Between failures.
         sleep: How time passes.
@@ -45,15 +53,21 @@ class Weights:
         *,
         replay: Peer,
         stub: replay_pb2_grpc.ReplayBufferServiceAsyncStub,
+        downloads: Downloads | None,
+        waits: Waits,
         changes: Changes,
         pause: Pause,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.current: prompt_pb2.PublishedWeights | None = None
         """Loaded and confirmed; None before the first."""
+        self.ended = False
+        """The run is over: there will be no others."""
         self._engine = engine
         self._replay = replay
         self._stub = stub
+        self._downloads = downloads
+        self._waits = waits
         self._changes = changes
         self._pause = pause
         self._sleep = sleep
@@ -65,30 +79,53 @@ class Weights:
 
     async def run(self) -> None:
         """Follow until the run is over or the worker stops."""
+        with ExitStack() as outage:
+            wait: Waiting | None = None
+            while (weights := await self._newest()) is not None:
+                try:
+                    await self._take(weights)
+                except TrainerAwayError as error:
+                    wait = wait or outage.enter_context(
+                        self._waits.waiting("weights to arrive", owner="trainer")
+                    )
+                    wait.ends_when = f"it gives version {weights.id.version}; last: {error}"
+                    await self._hold_back()
+                else:
+                    outage.close()
+                    wait = None
+
+    async def _newest(self) -> prompt_pb2.PublishedWeights | None:
+        """Wait for other ones than the current; None once there is nothing to wait for."""
         while True:
+            newer_than = self.current.id if self.current is not None else None
+            request = replay_pb2.AwaitWeightsRequest(newer_than=newer_than, wait_s=POLL_S)
             try:
                 answer = await self._replay.ask(
-                    self._stub.AwaitWeights, self._request(), timeout_s=POLL_S + 10
+                    self._stub.AwaitWeights, request, timeout_s=POLL_S + 10
                 )
             except Stopped:
-                return
+                return None
             except REFUSALS as error:
                 log.warning("no_news_of_weights", error=str(error))
                 await self._hold_back()
                 continue
             if answer.ended:
-                return
+                self.ended = True
+                self._changes.notify()
+                return None
             if answer.HasField("weights"):
-                await self._load(answer.weights)
+                return answer.weights
 
-    def _request(self) -> replay_pb2.AwaitWeightsRequest:
-        newer_than = self.current.id if self.current is not None else None
-        return replay_pb2.AwaitWeightsRequest(newer_than=newer_than, wait_s=POLL_S)
+    async def _take(self, weights: prompt_pb2.PublishedWeights) -> None:
+        """Have them here, and loaded.
 
-    async def _load(self, weights: prompt_pb2.PublishedWeights) -> None:
+        Raises:
+            TrainerAwayError: They could not be got.
+
+        """
         try:
-            await self._engine.load(weights)
-        except EngineError as error:
+            await self._load(weights)
+        except (EngineError, DownloadError) as error:
             # Pruned meanwhile, most likely: the next answer names newer ones.
             log.warning("weights_not_loaded", version=weights.id.version, error=str(error))
             await self._hold_back()
@@ -97,6 +134,22 @@ class Weights:
         self.current = weights
         self._changes.notify()
         log.info("weights_loaded", lineage=weights.id.lineage, version=weights.id.version)
+
+    async def _load(self, weights: prompt_pb2.PublishedWeights) -> None:
+        if weights.uri != GRPC_URI:
+            await self._engine.load(weights)
+            return
+        if self._downloads is None:
+            raise DownloadError(
+                "the trainer serves its weights: set weights.transport: grpc for this worker, too"
+            )
+        here = await self._downloads.get(weights)
+        try:
+            await self._engine.load(here)
+        except EngineError:
+            await self._downloads.distrust(weights)
+            raise
+        await self._downloads.keep_only(weights)
 
     async def _hold_back(self) -> None:
         self._pause.fail()

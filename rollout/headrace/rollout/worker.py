@@ -26,11 +26,12 @@ from headrace.rollout.ask import REFUSALS, Peer
 from headrace.rollout.batcher import Batcher
 from headrace.rollout.changes import Changes
 from headrace.rollout.delivery import Deliveries
+from headrace.rollout.download import Downloads
 from headrace.rollout.engines.base import Engine
 from headrace.rollout.groups import GroupLife, Outcome, Tools, one_line
 from headrace.rollout.leases import Leases
 from headrace.rollout.pause import Pause
-from headrace.rollout.rewards.pool import RewardPool
+from headrace.rollout.rewards.base import Rewards
 from headrace.rollout.weights import Weights
 from headrace.rpc.calls import Stopped
 from headrace.rpc.waits import Waits
@@ -79,10 +80,11 @@ class Worker:
         settings: WorkerSettings,
         *,
         engine: Engine,
-        rewards: RewardPool,
+        rewards: Rewards,
         decode: Callable[[list[int]], str],
         replay_stub: replay_pb2_grpc.ReplayBufferServiceAsyncStub,
         store_stub: store_pb2_grpc.TrajectoryStoreServiceAsyncStub,
+        downloads: Downloads | None = None,
         waits: Waits,
         stopping: asyncio.Event,
         now: Callable[[], float] = time.monotonic,
@@ -113,6 +115,8 @@ class Worker:
             engine,
             replay=polls,
             stub=replay_stub,
+            downloads=downloads,
+            waits=waits,
             changes=self._changes,
             pause=Pause(now=now, jitter=jitter),
             sleep=sleep,
@@ -309,7 +313,7 @@ class Worker:
         if self._groups:
             owner = f"{self.engine.kind} engine"
             return _Situation("engine", owner, "a group is generated, scored and stored")
-        if self._leases.ended:
+        if self._leases.ended or self.weights.ended:
             return None
         if self.weights.current is None:
             return _Situation("weights", "trainer", "weights are published and loaded")

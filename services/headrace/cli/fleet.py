@@ -9,7 +9,7 @@ from typing import Final
 
 from headrace.cli.keeper import Part
 from headrace.cli.launcher import Command
-from headrace.cli.single import PEERS
+from headrace.cli.single import peers
 from headrace.config.config import Config
 from headrace.config.rollout import TorchEngine
 from headrace.config.rundir import RunDirectory
@@ -37,7 +37,7 @@ def parts(config: Config, directory: RunDirectory) -> list[Part]:
     """Give the processes of a run."""
     engine = config.rollout.engine
     threads = engine.threads if isinstance(engine, TorchEngine) else None
-    make = partial(_part, directory)
+    make = partial(_part, config, directory)
     return [
         make("replay", "replay", ["serve", "replay"]),
         make("store", "store", ["serve", "store"]),
@@ -51,6 +51,7 @@ def parts(config: Config, directory: RunDirectory) -> list[Part]:
 
 
 def _part(
+    config: Config,
     directory: RunDirectory,
     name: str,
     package: str,
@@ -58,14 +59,14 @@ def _part(
     *,
     threads: int | None = None,
 ) -> Part:
-    peers = PEERS[package]
+    needs = peers(package, config)
     # torch's own setting comes too late for the thread pools that libraries make at import.
     limits = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)} if threads else {}
 
     def command(addresses: Mapping[str, str], port: int) -> Command:
         announcement = directory.endpoint_file(name)
         options = ["--port", str(port), "--announce", str(announcement)]
-        endpoints = [f"endpoints.{peer}={addresses[peer]}" for peer in peers]
+        endpoints = [f"endpoints.{peer}={addresses[peer]}" for peer in needs]
         program = [sys.executable, "-m", "headrace.cli.main", *words]
         return Command(
             name=name,
@@ -78,7 +79,7 @@ def _part(
     return Part(
         name,
         command,
-        needs=peers,
+        needs=needs,
         is_main=package == "trainer",
         may_leave=package == "rollout",
     )

@@ -80,7 +80,8 @@ def worker(
 ) -> None:
     """Generate and score: a rollout worker. Any number of them may come and go.
 
-    Needs endpoints.replay=HOST:PORT and endpoints.store=HOST:PORT.
+    Needs endpoints.replay=HOST:PORT and endpoints.store=HOST:PORT, and with weights.transport: grpc
+    endpoints.trainer=HOST:PORT.
 
     Example: `headrace worker my.yaml run.run_dir=/srv/run-1 endpoints.replay=127.0.0.1:7001
     endpoints.store=127.0.0.1:7002 --name worker-1`

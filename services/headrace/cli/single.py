@@ -15,14 +15,20 @@ from headrace.errors import UsageError
 from headrace.log import configure
 from headrace.rpc.process import ProcessOptions
 
-PEERS: Final = {
+PEERS: Final[dict[str, tuple[str, ...]]] = {
     "replay": (),
     "feeder": ("replay",),
     "store": ("replay",),
     "rollout": ("replay", "store"),
     "trainer": ("replay", "store", "feeder"),
 }
-"""Whose addresses a process needs, by its package."""
+"""Whose addresses a process needs in any case, by its package."""
+
+
+def peers(package: str, config: Config) -> tuple[str, ...]:
+    """Name those whose addresses a process needs."""
+    by_grpc = package == "rollout" and config.weights.transport == "grpc"
+    return (*PEERS[package], "trainer") if by_grpc else PEERS[package]
 
 
 def serve(
@@ -58,7 +64,7 @@ def serve(
 
 
 def _check_peers(package: str, config: Config) -> None:
-    missing = [peer for peer in PEERS[package] if getattr(config.endpoints, peer) is None]
+    missing = [peer for peer in peers(package, config) if getattr(config.endpoints, peer) is None]
     if missing:
         needed = " ".join(f"endpoints.{peer}=HOST:PORT" for peer in missing)
         raise UsageError(f"the addresses of its peers are needed: add {needed}")
