@@ -2,7 +2,6 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
 BIN := $(VENV)/bin
-EXTRA ?= local,dev
 
 .DEFAULT_GOAL := help
 .PHONY: help run test check format chaos bench proto docs clean
@@ -10,12 +9,17 @@ EXTRA ?= local,dev
 help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-$(VENV)/.installed: pyproject.toml constraints.txt
+$(VENV)/.run: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRA)]'
+	@echo "installing headrace and what it needs into $(VENV), some minutes the first time"
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[local]'
 	touch $@
 
-run: $(VENV)/.installed ## train the example on this machine: sort four digits
+$(VENV)/.installed: $(VENV)/.run
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[local,notebook,dev]'
+	touch $@
+
+run: $(VENV)/.run ## train the example on this machine: sort four digits
 	$(BIN)/headrace run examples/sort_digits.yaml
 
 test: $(VENV)/.installed ## run all tests

@@ -105,7 +105,7 @@ def _reasoning_gym() -> Scorer:
     except ImportError as error:
         raise RewardUnusableError(
             "reward.kind: reasoning_gym needs a package that is not installed: "
-            f"pip install 'headrace[rollout]' ({error})"
+            f"pip install 'headrace[reasoning-gym]' ({error})"
         ) from error
 
     @cache

@@ -150,7 +150,7 @@ def _package() -> ModuleType:
     except ImportError as error:
         raise UsageError(
             "data.source.kind: reasoning_gym needs a package that is not installed: "
-            f"pip install 'headrace[feeder]' ({error})"
+            f"pip install 'headrace[reasoning-gym]' ({error})"
         ) from error
     return reasoning_gym  # type: ignore[no-any-return]
 
