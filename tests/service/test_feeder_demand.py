@@ -5,25 +5,18 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 
 import pytest
 from feed_ledger import SURPLUS, TOO_LONG, USABLE, FeedLedger, serving
+from feed_life import Feeding, living, packer
 
-from headrace.config.model import AlphabetTokenizer, ModelConfig
 from headrace.errors import UsageError
-from headrace.feeder.demand import Feed
 from headrace.feeder.order import Order
 from headrace.feeder.prompts import Prompts
-from headrace.feeder.reading import Reader
 from headrace.feeder.sources.source import Row
-from headrace.rpc.channel import open_channel
-from headrace.rpc.waits import Waits
-from headrace.tokenizer import load_tokenizer
-from headrace.v1 import replay_pb2_grpc
-
-DIGITS = AlphabetTokenizer(alphabet="0123456789", eos=";")
+from headrace.feeder.supply import NumberedSupply
 
 
 class Rows:
@@ -45,55 +38,14 @@ class Rows:
         return f"rows {self._size}"
 
 
-class Feeding:
-    """One life of the feeder's loop."""
-
-    def __init__(self, address: str, rows: Rows, chunk: int, *, shuffle: bool = False) -> None:
-        self.stopping = asyncio.Event()
-        self.waits = Waits(stall_after_s=60)
-        self.prompts = Prompts(
-            rows,
-            load_tokenizer(ModelConfig(architecture="gpt2", tokenizer=DIGITS)),
-            max_prompt_length=4,
-        )
-        self._channel = open_channel(address)
-        self.feed = Feed(
-            replay_pb2_grpc.ReplayBufferServiceStub(self._channel),
-            self.prompts,
-            Order(len(rows), 0, shuffle),
-            fingerprint="f",
-            chunk_size=chunk,
-            reader=Reader(self.waits, self.stopping, owner="rows", stall_after_s=60),
-            waits=self.waits,
-            stopping=self.stopping,
-        )
-        self.task = asyncio.create_task(self._live())
-
-    async def _live(self) -> None:
-        await self.feed.open()
-        await self.feed.run()
-
-    async def kill(self) -> None:
-        """End it where it stands, as kill -9 does: nothing is said or saved."""
-        self.task.cancel()
-        await asyncio.wait({self.task})
-        await self._channel.close()
-
-    async def waits_for(self, name: str) -> None:
-        async with asyncio.timeout(20):
-            while name not in {wait.name for wait in self.waits.snapshot()}:  # noqa: ASYNC110 (no event)
-                await asyncio.sleep(0.01)
+def supply(rows: Rows, *, shuffle: bool = False) -> NumberedSupply:
+    return NumberedSupply(Prompts(rows, packer()), Order(len(rows), 0, shuffle))
 
 
-@asynccontextmanager
-async def feeding(
+def feeding(
     address: str, rows: Rows, chunk: int, *, shuffle: bool = False
-) -> AsyncIterator[Feeding]:
-    life = Feeding(address, rows, chunk, shuffle=shuffle)
-    try:
-        yield life
-    finally:
-        await life.kill()
+) -> AbstractAsyncContextManager[Feeding]:
+    return living(address, supply(rows, shuffle=shuffle), chunk)
 
 
 def named(ordinals: Sequence[int], rows: int) -> list[str]:
@@ -122,7 +74,7 @@ async def test_the_rest_of_a_chunk_serves_the_next_demand() -> None:
             await ledger.satisfied()
 
         assert [len(call.prompts) for call in ledger.calls] == [3, 5]
-        assert life.prompts.read_count == 8
+        assert life.supply.read_count == 8
 
 
 @pytest.mark.parametrize("chunk", [1, 64])
@@ -196,7 +148,7 @@ async def test_what_was_not_accepted_is_offered_again() -> None:
     async with serving(ledger) as address, feeding(address, Rows(100), chunk=8) as life:
         await ledger.want(7)
         await ledger.satisfied()
-        assert life.prompts.read_count == 8
+        assert life.supply.read_count == 8
 
     assert ledger.uids == named(range(7), 100)
 

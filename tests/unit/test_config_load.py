@@ -113,7 +113,7 @@ def test_an_unknown_key_in_the_file_names_the_file(file: Path) -> None:
         ("rollout.n=0", "rollout.n = 0: should be greater than or equal to 1"),
         ("rollout.n=x", "rollout.n = 'x': should be a valid integer, unable to parse"),
         ("trainer.trainer_mode=s", "trainer.trainer_mode = 's': should be 'sync' or 'separate"),
-        ("data.source.kind=csv", "data.source.kind = 'csv': should be 'jsonl' or 'reasoning_gym'"),
+        ("data.source.kind=csv", "data.source.kind = 'csv': should be 'jsonl' or 'parquet'"),
         ("rollout.engine={threads: 1}", "rollout.engine.kind: is required (torch | scripted)"),
         ("model.tokenizer=5", "model.tokenizer = 5: should be a path"),
         ("model.tokenizer.eos=ab", "model.tokenizer.eos = 'ab': should have at most 1 character"),

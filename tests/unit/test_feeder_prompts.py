@@ -11,7 +11,7 @@ from headrace.config.config import Config
 from headrace.config.model import AlphabetTokenizer, ModelConfig
 from headrace.errors import UsageError
 from headrace.feeder.fingerprint import feed_fingerprint
-from headrace.feeder.prompts import MAX_PAYLOAD_BYTES, Prompts
+from headrace.feeder.prompts import MAX_PAYLOAD_BYTES, Packer, Prompts
 from headrace.feeder.sources.load import open_source
 from headrace.tokenizer import load_tokenizer
 
@@ -39,7 +39,7 @@ def configured(path: Path, *rows: Mapping[str, Any], **data: Any) -> Config:
 
 def prompts(path: Path, *rows: Mapping[str, Any], model: ModelConfig = MODEL) -> Prompts:
     source = open_source(configured(path, *rows).data)
-    return Prompts(source, load_tokenizer(model), max_prompt_length=5)
+    return Prompts(source, Packer(load_tokenizer(model), max_prompt_length=5))
 
 
 def test_a_prompt_has_tokens_text_answer_and_the_other_columns(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_only_prompts_beyond_the_limit_are_too_long(tmp_path: Path) -> None:
     rows = [{"prompt": "a" * length, "answer": ""} for length in (5, 6)]
     reader = prompts(tmp_path / "a.jsonl", *rows)
 
-    assert [reader.is_too_long(prompt) for prompt in reader.read([0, 1])] == [False, True]
+    assert [reader.packer.is_too_long(prompt) for prompt in reader.read([0, 1])] == [False, True]
 
 
 def test_a_row_that_the_tokenizer_refuses_is_named(tmp_path: Path) -> None:

@@ -18,8 +18,6 @@ class Checked:
 
     config: Config
     """The configuration."""
-    row_count: int
-    """Rows of the data set."""
     warnings: tuple[str, ...]
     """What is allowed and probably not meant."""
 
@@ -42,10 +40,10 @@ def preflight(path: Path, overrides: Sequence[str]) -> Checked:
     from headrace.tokenizer.load import load_tokenizer
 
     Security.from_config(config).check_host(config.endpoints.bind_host)
-    row_count = len(open_source(config.data))
+    open_source(config.data)
     load_tokenizer(config.model)
     _find_reward(config)
-    return Checked(config, row_count, tuple(config.warnings()))
+    return Checked(config, tuple(config.warnings()))
 
 
 def _find_reward(config: Config) -> None:

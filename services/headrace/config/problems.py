@@ -9,7 +9,14 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from headrace.config.schema import KIND, alternatives, kind_of, known_keys, sections
+from headrace.config.schema import (
+    KIND,
+    alternatives,
+    entry_of,
+    kind_of,
+    known_keys,
+    sections,
+)
 from headrace.config.section import Section
 from headrace.config.suggest import suggest
 
@@ -55,7 +62,8 @@ def _locate(root: type[Section], raw: Any, loc: Sequence[str | int]) -> _Place:
             here = alternatives(field.annotation) if field is not None else []
         else:
             place.section = None
-            here = []
+            entry = entry_of(member)
+            here = [entry] if entry else []
     return place
 
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from headrace.config.config import Config
-from headrace.config.schema import KIND, kind_of, sections
+from headrace.config.schema import KIND, NAME, entry_of, kind_of, sections
 from headrace.config.section import Section
 
 INTRODUCTION = """\
@@ -55,6 +55,8 @@ def _part(key: str, field: FieldInfo, level: int, of: type[Section] | None = Non
         single = len(below) == 1 and _is_plain(inner.annotation)
         for member in below:
             lines += _part(f"{key}.{name}", inner, min(level + 1, 4), of=None if single else member)
+        if entry := entry_of(inner.annotation):
+            lines += _part(f"{key}.{name}.{NAME}", inner, min(level + 1, 4), of=entry)
     return lines
 
 
@@ -82,6 +84,8 @@ def _type(annotation: Any) -> str:
         return ", ".join(f"`{argument}`" for argument in arguments)
     if origin is tuple:
         return f"list of {len(arguments)} {_type(arguments[0])}s"
+    if origin is list:
+        return f"list of {_type(arguments[0])}s"
     if origin is dict:
         return "mapping"
     if annotation is type(None):

@@ -13,6 +13,8 @@ from headrace.config.section import Section
 
 KIND = "kind"
 """The key that says which of several sections a union holds."""
+NAME = "NAME"
+"""Stands for a key of the user's choice, in a mapping of names to sections."""
 
 
 def alternatives(annotation: Any) -> list[Any]:
@@ -35,6 +37,14 @@ def sections(annotation: Any) -> list[type[Section]]:
     ]
 
 
+def entry_of(annotation: Any) -> type[Section] | None:
+    """Give the section that a mapping of names to sections holds, if it is one."""
+    if typing.get_origin(annotation) is not dict:
+        return None
+    found = sections(typing.get_args(annotation)[1])
+    return found[0] if len(found) == 1 else None
+
+
 def kind_of(section: type[Section]) -> str | None:
     """Give the value of `kind` that chooses this section, if one does."""
     field = section.model_fields.get(KIND)
@@ -51,6 +61,8 @@ def fields(section: type[Section], prefix: str = "") -> Iterator[tuple[str, Fiel
         yield key, field
         for inner in sections(field.annotation):
             yield from fields(inner, f"{key}.")
+        if entry := entry_of(field.annotation):
+            yield from fields(entry, f"{key}.{NAME}.")
 
 
 def known_keys(section: type[Section]) -> list[str]:

@@ -5,7 +5,8 @@
          └────────────────────── the cursor in the answer ◄─────────────────┘
 
 The cursor is the ledger's. Whatever was read and is not registered stays here for the next
-demand; if this process dies it is simply read again. Knows nothing of how rows are made.
+demand; if this process dies it is simply read again: by its ordinal, or, from a stream, after the
+state that the ledger keeps with the cursor. Knows nothing of how rows are made.
 """
 
 from __future__ import annotations
@@ -18,9 +19,8 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from headrace.errors import DataChangedError, FeedGapError, FeedNotOpenError, UsageError
-from headrace.feeder.order import Order
-from headrace.feeder.prompts import Prompts
 from headrace.feeder.reading import Reader
+from headrace.feeder.supply import Offer, Supply
 from headrace.log import get_logger
 from headrace.rpc.calls import Stopped, persist, poll
 from headrace.rpc.waits import Waits
@@ -55,8 +55,7 @@ class Feed:
     def __init__(
         self,
         stub: ReplayBufferServiceAsyncStub,
-        prompts: Prompts,
-        order: Order,
+        supply: Supply,
         *,
         fingerprint: str,
         chunk_size: int,
@@ -69,8 +68,7 @@ class Feed:
 
         Args:
             stub: The replay buffer.
-            prompts: The data set.
-            order: Which row stands where.
+            supply: The prompts in their order.
             fingerprint: Digest of content and order.
             chunk_size: G, the rows read at a time.
             reader: Runs the reads.
@@ -81,29 +79,29 @@ class Feed:
         """
         self._idle_after_s = idle_after_s
         self._stub = stub
-        self._prompts = prompts
-        self._order = order
+        self._supply = supply
         self._fingerprint = fingerprint
         self._chunk_size = chunk_size
         self._reader = reader
         self._waits = waits
         self._stopping = stopping
         self._ordinal_count = 0
-        self._ahead: deque[replay_pb2.NewPrompt] = deque()  # read; the first has ordinal `cursor`
+        self._ahead: deque[Offer] = deque()  # read; the first has ordinal `cursor`
+        self._is_astray = False  # the ledger is somewhere else than what was read
         self.address = ""
         self.cursor = 0
         self.registered_count = 0
 
     async def open(self) -> None:
-        """Tell the replay buffer what data there is, and learn where to go on.
+        """Tell the replay buffer what data there is, learn where to go on, and go there.
 
         Raises:
-            UsageError: the run was opened with other data.
+            UsageError: the run was opened with other data, or a stream does not go there.
             Stopped: the process is to stop.
 
         """
         request = replay_pb2.OpenFeedRequest(
-            row_count=len(self._prompts), fingerprint=self._fingerprint, address=self.address
+            row_count=self._supply.row_count, fingerprint=self._fingerprint, address=self.address
         )
         try:
             opened = await persist(
@@ -117,13 +115,16 @@ class Feed:
         except DataChangedError as error:
             known = "; ".join(f"{key}: {value}" for key, value in sorted(error.metadata.items()))
             raise UsageError(
-                f"data: {self._prompts.source_name} is not what this run was started with "
+                f"data: {self._supply.name} is not what this run was started with "
                 f"({known}). Go on with the same rows, data.seed, data.shuffle, "
                 "data.max_prompt_length and trainer.total_epochs (and PYTHONHASHSEED, where rows "
                 "depend on it), or start another run"
             ) from error
         self._ordinal_count = opened.ordinal_count
-        self._move_to(opened.cursor)
+        self.cursor = opened.cursor
+        self._ahead.clear()
+        self._is_astray = False
+        await self._reader.read(lambda: self._supply.begin(opened.cursor, opened.source_state))
         log.info(
             "feed_opened",
             cursor=opened.cursor,
@@ -151,6 +152,8 @@ class Feed:
             if wanted.ended:
                 await self._register(self._surplus(wanted.surplus_count))
                 return not wanted.surplus_count
+            if self._is_astray:
+                await self.open()
             await self._read_ahead(min(wanted.demand, MAX_PROMPTS_PER_CALL))
             await self._register(_first(wanted.demand, self._ahead))
         except FeedGapError as error:  # the next demand says where the ledger is
@@ -182,8 +185,13 @@ class Feed:
                     return wanted
 
     async def _read_ahead(self, usable_count: int) -> None:
-        """Read whole chunks until so many usable prompts are here, or the data has ended."""
-        usable = sum(map(_is_usable, self._ahead))
+        """Read whole chunks until so many usable prompts are here, or the data has ended.
+
+        What is long in coming is not waited for: one usable prompt is enough then.
+        """
+        usable = sum(offer.is_usable for offer in self._ahead)
+        if self._supply.is_slow:
+            usable_count = min(usable_count, 1)
         while usable < usable_count:
             first = self.cursor + len(self._ahead)
             chunks = -(-(usable_count - usable) // self._chunk_size)
@@ -191,36 +199,48 @@ class Feed:
             last = min(first + min(chunks, together) * self._chunk_size, self._ordinal_count)
             if first >= last:
                 return
-            chunk = await self._reader.read(lambda: self._read(range(first, last)))  # noqa: B023 (awaited here)
+            chunk = await self._reader.read(lambda: self._supply.read(range(first, last)))  # noqa: B023 (awaited here)
             self._ahead.extend(chunk)
-            usable += sum(map(_is_usable, chunk))
+            usable += sum(offer.is_usable for offer in chunk)
+            if len(chunk) < last - first:
+                await self._end(first + len(chunk))
 
-    def _read(self, ordinals: range) -> list[replay_pb2.NewPrompt]:
-        places = [self._order.place(ordinal) for ordinal in ordinals]
-        payloads = self._prompts.read([place.row for place in places])
-        return [
-            replay_pb2.NewPrompt(uid=place.uid, drop_reason=prompt_pb2.DROP_REASON_TOO_LONG)
-            if self._prompts.is_too_long(payload)
-            else replay_pb2.NewPrompt(uid=place.uid, payload=payload)
-            for place, payload in zip(places, payloads, strict=True)
-        ]
+    async def _end(self, ordinal_count: int) -> None:
+        """Tell the replay buffer where the data has ended."""
+        ended = await persist(
+            self._stub.EndFeed,
+            replay_pb2.EndFeedRequest(ordinal_count=ordinal_count),
+            waits=self._waits,
+            name="the feed to be ended",
+            owner=REPLAY,
+            stopping=self._stopping,
+        )
+        self._ordinal_count = ended.ordinal_count
+        log.info("data_ended", ordinal_count=ended.ordinal_count, total_steps=ended.total_steps)
 
-    def _surplus(self, count: int) -> list[replay_pb2.NewPrompt]:
+    def _surplus(self, count: int) -> list[Offer]:
         """Name the next rows as left over; nobody needs to read them."""
         count = min(count, MAX_PROMPTS_PER_CALL)
         return [
-            replay_pb2.NewPrompt(
-                uid=self._order.place(ordinal).uid, drop_reason=prompt_pb2.DROP_REASON_SURPLUS
+            Offer(
+                replay_pb2.NewPrompt(
+                    uid=self._supply.uid(ordinal), drop_reason=prompt_pb2.DROP_REASON_SURPLUS
+                )
             )
             for ordinal in range(self.cursor, self.cursor + count)
         ]
 
-    async def _register(self, prompts: list[replay_pb2.NewPrompt]) -> None:
-        if not prompts:
+    async def _register(self, offers: list[Offer]) -> None:
+        if not offers:
             return
+        states = [offer.state for offer in offers]
         registered = await persist(
             self._stub.RegisterPrompts,
-            replay_pb2.RegisterPromptsRequest(first_ordinal=self.cursor, prompts=prompts),
+            replay_pb2.RegisterPromptsRequest(
+                first_ordinal=self.cursor,
+                prompts=[offer.prompt for offer in offers],
+                source_states=states if any(states) else [],
+            ),
             waits=self._waits,
             name="prompts to be registered",
             owner=REPLAY,
@@ -229,36 +249,33 @@ class Feed:
         log.info(
             "prompts_registered",
             first_ordinal=self.cursor,
-            offered=len(prompts),
+            offered=len(offers),
             accepted=registered.accepted_count,
-            dropped=sum(not _is_usable(prompt) for prompt in prompts[: registered.accepted_count]),
+            dropped=sum(not offer.is_usable for offer in offers[: registered.accepted_count]),
         )
         self.registered_count += registered.accepted_count
         self._move_to(registered.cursor)
 
     def _move_to(self, cursor: int) -> None:
-        """Follow the ledger: forget what it has, or everything if it is somewhere else."""
+        """Follow the ledger: forget what it has. If it is somewhere else, the feed is astray."""
         step = cursor - self.cursor
         if 0 <= step <= len(self._ahead):
             for _ in range(step):
                 self._ahead.popleft()
         else:
             self._ahead.clear()
+            self._is_astray = True
         self.cursor = cursor
 
 
-def _is_usable(prompt: replay_pb2.NewPrompt) -> bool:
-    return prompt.drop_reason == prompt_pb2.DROP_REASON_UNSPECIFIED
-
-
-def _first(demand: int, prompts: Iterable[replay_pb2.NewPrompt]) -> list[replay_pb2.NewPrompt]:
+def _first(demand: int, offers: Iterable[Offer]) -> list[Offer]:
     """Take prompts up to the `demand`-th usable one, as many as one call may carry."""
-    taken: list[replay_pb2.NewPrompt] = []
+    taken: list[Offer] = []
     size = 0
-    for prompt in islice(prompts, MAX_PROMPTS_PER_CALL):
-        size += prompt.ByteSize() + 8  # and its field's header
+    for offer in islice(offers, MAX_PROMPTS_PER_CALL):
+        size += offer.size
         if demand <= 0 or size > MAX_BYTES_PER_CALL:
             break
-        demand -= _is_usable(prompt)
-        taken.append(prompt)
+        demand -= offer.is_usable
+        taken.append(offer)
     return taken

@@ -7,16 +7,17 @@ import json
 
 from headrace.config.config import Config
 from headrace.feeder.sources.source import Source
+from headrace.feeder.sources.stream import StreamRows
 
 ORDER_VERSION = 1
-"""Goes up when `order.py` gives other orders for the same seeds."""
+"""Goes up when `order.py` and `mixing.py` give other orders for the same seeds."""
 
 
-def feed_fingerprint(source: Source, config: Config) -> str:
+def feed_fingerprint(source: Source | StreamRows, config: Config) -> str:
     """Digest content and order. Settings that change neither, such as G, are not in it."""
     told = {
         "content": source.fingerprint(),
-        "row_count": len(source),
+        "row_count": None if isinstance(source, StreamRows) else len(source),
         "order": ORDER_VERSION,
         "shuffle": config.data.shuffle,
         "seed": config.data.seed if config.data.shuffle else None,

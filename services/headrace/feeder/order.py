@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
+from typing import Protocol
 
 ROUNDS = 8
 """Feistel rounds. Four make it look random on large sets; small ones have few bits per round."""
@@ -72,6 +73,17 @@ class Place:
         return f"e{self.epoch}r{self.row}"
 
 
+class RowOrder(Protocol):
+    """Which row stands where, for ever."""
+
+    @property
+    def row_count(self) -> int:
+        """Ordinals in an epoch."""
+
+    def place(self, ordinal: int) -> Place:
+        """Give the epoch and row of a position counted over all passes."""
+
+
 @dataclass(frozen=True)
 class Order:
     """The rows of a data set, pass after pass; each pass has an order of its own."""
@@ -95,6 +107,6 @@ class Order:
         return Place(epoch, permutation[position])
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=256)
 def _permutation(size: int, key: str) -> Permutation:
     return Permutation(size, key)

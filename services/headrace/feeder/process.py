@@ -10,12 +10,18 @@ from headrace.config.config import Config
 from headrace.errors import UsageError
 from headrace.feeder.demand import Feed
 from headrace.feeder.fingerprint import feed_fingerprint
+from headrace.feeder.handfed import HandFeed
 from headrace.feeder.metrics import FeedMetrics
-from headrace.feeder.order import Order
-from headrace.feeder.prompts import Prompts
+from headrace.feeder.mixing import MixedOrder
+from headrace.feeder.order import Order, RowOrder
+from headrace.feeder.prompts import Packer, Prompts
 from headrace.feeder.reading import Reader
-from headrace.feeder.service import PromptFeederService
+from headrace.feeder.service import PromptFeederService, ReadPositions
 from headrace.feeder.sources.load import open_source
+from headrace.feeder.sources.mixture import MixtureRows
+from headrace.feeder.sources.source import Source
+from headrace.feeder.sources.stream import StreamRows
+from headrace.feeder.supply import NumberedSupply, StreamSupply, Supply
 from headrace.rpc.advertise import advertised
 from headrace.rpc.calls import Stopped
 from headrace.rpc.channel import open_channel
@@ -41,10 +47,18 @@ async def run(config: Config, options: ProcessOptions) -> int:
     if config.endpoints.replay is None:
         raise UsageError("endpoints.replay: the feeder needs the replay buffer's host:port")
     source = open_source(config.data)
-    prompts = Prompts(
-        source, load_tokenizer(config.model), max_prompt_length=config.data.max_prompt_length
-    )
-    prompts.read([0])  # a tokenizer that does not fit the data shows here
+    packer = Packer(load_tokenizer(config.model), max_prompt_length=config.data.max_prompt_length)
+    supply: Supply
+    read_positions: ReadPositions | None = None
+    if isinstance(source, StreamRows):
+        supply = StreamSupply(source, packer)
+    else:
+        prompts = Prompts(source, packer)
+        prompts.read([0])  # a tokenizer that does not fit the data shows here
+        supply = NumberedSupply(prompts, _order(source, config, shuffle=config.data.shuffle))
+        read_positions = _positions(
+            prompts, _order(source, config, shuffle=True, purpose="warm start")
+        )
     fingerprint = feed_fingerprint(source, config)
     process = Process(
         name=options.name,
@@ -63,10 +77,10 @@ async def run(config: Config, options: ProcessOptions) -> int:
         stall_after_s=config.data.read_timeout_s,
     )
     async with open_channel(config.endpoints.replay, process.security) as channel:
+        replay = replay_pb2_grpc.ReplayBufferServiceStub(channel)
         feed = Feed(
-            replay_pb2_grpc.ReplayBufferServiceStub(channel),
-            prompts,
-            Order(len(source), config.data.seed, config.data.shuffle),
+            replay,
+            supply,
             fingerprint=fingerprint,
             chunk_size=config.data.chunk_size,
             reader=reader,
@@ -74,18 +88,32 @@ async def run(config: Config, options: ProcessOptions) -> int:
             stopping=process.stopping,
             idle_after_s=config.watchdog.idle_after_s,
         )
-        process.expose(FeedMetrics(feed, prompts).read)
+        process.expose(FeedMetrics(feed, supply).read)
         service = PromptFeederService(
             feed,
-            prompts,
-            warm_start_order=Order(
-                len(source), config.data.seed, shuffle=True, purpose="warm start"
+            supply,
+            read_positions=read_positions,
+            hand_feed=HandFeed(
+                replay, packer, reader=reader, waits=process.waits, stopping=process.stopping
             ),
             reader=reader,
             process_status=process.status,
         )
         await _serve(process, feed, service, config.endpoints.advertise_host)
     return 0
+
+
+def _order(source: Source, config: Config, *, shuffle: bool, purpose: str = "feed") -> RowOrder:
+    seed = config.data.seed
+    if isinstance(source, MixtureRows):
+        return MixedOrder(
+            source.sizes, source.schedule, seed=seed, shuffle=shuffle, purpose=purpose
+        )
+    return Order(len(source), seed, shuffle, purpose)
+
+
+def _positions(prompts: Prompts, order: RowOrder) -> ReadPositions:
+    return lambda positions: prompts.read([order.place(position).row for position in positions])
 
 
 async def _serve(

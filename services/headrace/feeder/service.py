@@ -1,18 +1,18 @@
-"""The feeder over gRPC: how far the feed is, and rows for a warm start.
+"""The feeder over gRPC: how far the feed is, rows for a warm start, rows given by hand.
 
 Checks, asks, shapes; the feed itself is in `demand.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from headrace.errors import InvalidFieldError, NotReadyError
 from headrace.feeder.demand import Feed
-from headrace.feeder.order import Order
-from headrace.feeder.prompts import Prompts
+from headrace.feeder.handfed import HandFeed
 from headrace.feeder.reading import Reader
+from headrace.feeder.supply import Supply
 from headrace.rpc.calls import Stopped
 from headrace.v1 import feeder_pb2 as pb
 from headrace.v1 import feeder_pb2_grpc, status_pb2
@@ -25,15 +25,20 @@ MAX_BYTES_PER_CALL: Final = 3 * 2**20
 """A message may have 4 MiB."""
 
 
+ReadPositions = Callable[[Sequence[int]], list[pb.PromptPayload]]
+"""Gives the rows at positions of an order that is not the feed's."""
+
+
 class PromptFeederService(feeder_pb2_grpc.PromptFeederServiceServicer):
-    """Answers for the feeder. Changes nothing."""
+    """Answers for the feeder."""
 
     def __init__(
         self,
         feed: Feed,
-        prompts: Prompts,
+        supply: Supply,
         *,
-        warm_start_order: Order,
+        read_positions: ReadPositions | None,
+        hand_feed: HandFeed,
         reader: Reader,
         process_status: Callable[[], status_pb2.ProcessStatus],
     ) -> None:
@@ -41,15 +46,17 @@ class PromptFeederService(feeder_pb2_grpc.PromptFeederServiceServicer):
 
         Args:
             feed: The feed.
-            prompts: The data set.
-            warm_start_order: The order of `ReadRows`; not that of the feed.
+            supply: What it is fed from.
+            read_positions: Reads rows for a warm start; None if the source is a stream.
+            hand_feed: Takes rows given by hand.
             reader: Runs the reads.
             process_status: What the process says about itself.
 
         """
         self._feed = feed
-        self._prompts = prompts
-        self._order = warm_start_order
+        self._supply = supply
+        self._read_positions = read_positions
+        self._hand_feed = hand_feed
         self._reader = reader
         self._process_status = process_status
 
@@ -62,10 +69,10 @@ class PromptFeederService(feeder_pb2_grpc.PromptFeederServiceServicer):
         cursor = self._feed.cursor
         return pb.GetFeederStatusResponse(
             process=self._process_status(),
-            row_count=len(self._prompts),
+            row_count=self._supply.known_row_count,
             cursor=cursor,
-            epoch=cursor // len(self._prompts),
-            read_count=self._prompts.read_count,
+            epoch=cursor // self._supply.row_count,
+            read_count=self._supply.read_count,
             registered_count=self._feed.registered_count,
         )
 
@@ -79,10 +86,12 @@ class PromptFeederService(feeder_pb2_grpc.PromptFeederServiceServicer):
             raise InvalidFieldError("max_count", f"must be 1 to {MAX_ROWS_PER_CALL}")
         if request.offset < 0:
             raise InvalidFieldError("offset", "must not be negative")
+        read = self._read_positions
+        if read is None:
+            raise InvalidFieldError("offset", "the source is a stream, which has no positions")
         positions = range(request.offset, request.offset + request.max_count)
-        rows = [self._order.place(position).row for position in positions]
         try:
-            payloads = await self._reader.read(lambda: self._prompts.read(rows))
+            payloads = await self._reader.read(lambda: read(positions))
         except Stopped:
             raise NotReadyError("the feeder is stopping") from None
         response = pb.ReadRowsResponse(rows=payloads)
@@ -93,3 +102,15 @@ class PromptFeederService(feeder_pb2_grpc.PromptFeederServiceServicer):
                 f"{MAX_BYTES_PER_CALL} bytes at a time",
             )
         return response
+
+    async def FeedRows(
+        self,
+        request: pb.FeedRowsRequest,
+        context: grpc.aio.ServicerContext[pb.FeedRowsRequest, pb.FeedRowsResponse],
+    ) -> pb.FeedRowsResponse:
+        """Register rows given by hand."""
+        try:
+            uids = await self._hand_feed.feed(request.request_id, request.rows_json)
+        except Stopped:
+            raise NotReadyError("the feeder is stopping") from None
+        return pb.FeedRowsResponse(uids=uids)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from headrace.errors import DataChangedError, FeedGapError, FeedNotOpenError, InvalidFieldError
+from headrace.replay.dropping import end_run
 from headrace.replay.ledger import Ledger
 from headrace.replay.settings import LedgerSettings
 from headrace.v1 import feeder_pb2, prompt_pb2, replay_pb2
@@ -51,6 +52,39 @@ def open_feed(
     )
 
 
+def end_feed(ledger: Ledger, *, ordinal_count: int) -> None:
+    """Note where a feed of unknown length ends; the same again changes nothing.
+
+    The steps become those that can still be filled, by the feed and what came in by hand. A run
+    that has done them all is over: no next step would ever commit.
+
+    Raises:
+        FeedNotOpenError: OpenFeed comes first.
+        InvalidFieldError: it would end before the cursor, or later than was said before.
+
+    """
+    feed = ledger.feed
+    if not feed.total_steps:
+        raise FeedNotOpenError("OpenFeed comes before EndFeed")
+    if not ledger.cursor <= ordinal_count <= feed.ordinal_count:
+        raise InvalidFieldError(
+            "ordinal_count", f"must be {ledger.cursor} (the cursor) to {feed.ordinal_count}"
+        )
+    if ordinal_count == feed.ordinal_count:
+        return
+    most = (ordinal_count + ledger.hand_fed_count) // ledger.batch_size
+    ledger.emit(
+        journal.FeedOpened(
+            row_count=feed.row_count,
+            ordinal_count=ordinal_count,
+            total_steps=max(1, min(feed.total_steps, most)),
+            fingerprint=feed.fingerprint,
+        )
+    )
+    if ledger.committed_step >= ledger.feed.total_steps and not ledger.ended_by:
+        end_run(ledger, "data_ended")
+
+
 def demand(ledger: Ledger, settings: LedgerSettings) -> int:
     """How many prompts are wanted now; none while paused, with an open circuit, or at the end."""
     if ledger.ended_by or ledger.paused or ledger.circuit.is_open or not ledger.feed.total_steps:
@@ -63,7 +97,7 @@ def surplus_count(ledger: Ledger) -> int:
     """After the end: unread rows of a run that was to use up its data (fewer than a batch)."""
     if not ledger.ended_by:
         return 0
-    used_up = ledger.feed.total_steps == ledger.feed.ordinal_count // ledger.batch_size
+    used_up = ledger.feed.total_steps >= ledger.feed.ordinal_count // ledger.batch_size
     return ledger.feed.ordinal_count - ledger.cursor if used_up else 0
 
 

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from headrace.v1 import status_pb2 as headrace_dot_v1_dot_status__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18headrace/v1/feeder.proto\x12\x0bheadrace.v1\x1a\x18headrace/v1/status.proto\"l\n\rPromptPayload\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x0e\n\x06\x61nswer\x18\x03 \x01(\t\x12\x15\n\rmetadata_json\x18\x04 \x01(\t\x12\x13\n\x0b\x64\x61ta_source\x18\x05 \x01(\t\"\x18\n\x16GetFeederStatusRequest\"\xa6\x01\n\x17GetFeederStatusResponse\x12+\n\x07process\x18\x01 \x01(\x0b\x32\x1a.headrace.v1.ProcessStatus\x12\x11\n\trow_count\x18\x02 \x01(\x03\x12\x0e\n\x06\x63ursor\x18\x03 \x01(\x03\x12\r\n\x05\x65poch\x18\x04 \x01(\x03\x12\x12\n\nread_count\x18\x05 \x01(\x03\x12\x18\n\x10registered_count\x18\x06 \x01(\x03\"4\n\x0fReadRowsRequest\x12\x0e\n\x06offset\x18\x01 \x01(\x03\x12\x11\n\tmax_count\x18\x02 \x01(\x05\"<\n\x10ReadRowsResponse\x12(\n\x04rows\x18\x01 \x03(\x0b\x32\x1a.headrace.v1.PromptPayload2\xbc\x01\n\x13PromptFeederService\x12\\\n\x0fGetFeederStatus\x12#.headrace.v1.GetFeederStatusRequest\x1a$.headrace.v1.GetFeederStatusResponse\x12G\n\x08ReadRows\x12\x1c.headrace.v1.ReadRowsRequest\x1a\x1d.headrace.v1.ReadRowsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18headrace/v1/feeder.proto\x12\x0bheadrace.v1\x1a\x18headrace/v1/status.proto\"l\n\rPromptPayload\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\x12\x0c\n\x04text\x18\x02 \x01(\t\x12\x0e\n\x06\x61nswer\x18\x03 \x01(\t\x12\x15\n\rmetadata_json\x18\x04 \x01(\t\x12\x13\n\x0b\x64\x61ta_source\x18\x05 \x01(\t\"\x18\n\x16GetFeederStatusRequest\"\xa6\x01\n\x17GetFeederStatusResponse\x12+\n\x07process\x18\x01 \x01(\x0b\x32\x1a.headrace.v1.ProcessStatus\x12\x11\n\trow_count\x18\x02 \x01(\x03\x12\x0e\n\x06\x63ursor\x18\x03 \x01(\x03\x12\r\n\x05\x65poch\x18\x04 \x01(\x03\x12\x12\n\nread_count\x18\x05 \x01(\x03\x12\x18\n\x10registered_count\x18\x06 \x01(\x03\"4\n\x0fReadRowsRequest\x12\x0e\n\x06offset\x18\x01 \x01(\x03\x12\x11\n\tmax_count\x18\x02 \x01(\x05\"<\n\x10ReadRowsResponse\x12(\n\x04rows\x18\x01 \x03(\x0b\x32\x1a.headrace.v1.PromptPayload\"8\n\x0f\x46\x65\x65\x64RowsRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\trows_json\x18\x02 \x03(\t\" \n\x10\x46\x65\x65\x64RowsResponse\x12\x0c\n\x04uids\x18\x01 \x03(\t2\x85\x02\n\x13PromptFeederService\x12\\\n\x0fGetFeederStatus\x12#.headrace.v1.GetFeederStatusRequest\x1a$.headrace.v1.GetFeederStatusResponse\x12G\n\x08ReadRows\x12\x1c.headrace.v1.ReadRowsRequest\x1a\x1d.headrace.v1.ReadRowsResponse\x12G\n\x08\x46\x65\x65\x64Rows\x12\x1c.headrace.v1.FeedRowsRequest\x1a\x1d.headrace.v1.FeedRowsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,6 +42,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_READROWSREQUEST']._serialized_end=424
   _globals['_READROWSRESPONSE']._serialized_start=426
   _globals['_READROWSRESPONSE']._serialized_end=486
-  _globals['_PROMPTFEEDERSERVICE']._serialized_start=489
-  _globals['_PROMPTFEEDERSERVICE']._serialized_end=677
+  _globals['_FEEDROWSREQUEST']._serialized_start=488
+  _globals['_FEEDROWSREQUEST']._serialized_end=544
+  _globals['_FEEDROWSRESPONSE']._serialized_start=546
+  _globals['_FEEDROWSRESPONSE']._serialized_end=578
+  _globals['_PROMPTFEEDERSERVICE']._serialized_start=581
+  _globals['_PROMPTFEEDERSERVICE']._serialized_end=842
 # @@protoc_insertion_point(module_scope)

@@ -91,7 +91,7 @@ class GetFeederStatusResponse(_message.Message):
     READ_COUNT_FIELD_NUMBER: _builtins.int
     REGISTERED_COUNT_FIELD_NUMBER: _builtins.int
     row_count: _builtins.int
-    """Rows in the data set."""
+    """Rows in the data set; 0 if nobody knows (a stream)."""
     cursor: _builtins.int
     """The next ordinal to be registered."""
     epoch: _builtins.int
@@ -171,3 +171,55 @@ class ReadRowsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReadRowsResponse: _TypeAlias = ReadRowsResponse  # noqa: Y015
+
+@_typing.final
+class FeedRowsRequest(_message.Message):
+    """Gives rows by hand."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    ROWS_JSON_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """Unique per wish; the same on every retry. Required."""
+    @_builtins.property
+    def rows_json(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The rows, a JSON object each. Required, at most 4096."""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        rows_json: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id", "rows_json", b"rows_json"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FeedRowsRequest: _TypeAlias = FeedRowsRequest  # noqa: Y015
+
+@_typing.final
+class FeedRowsResponse(_message.Message):
+    """They are registered."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UIDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def uids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Their uids, in the same order."""
+
+    def __init__(
+        self,
+        *,
+        uids: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["uids", b"uids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FeedRowsResponse: _TypeAlias = FeedRowsResponse  # noqa: Y015

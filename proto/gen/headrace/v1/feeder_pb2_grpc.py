@@ -49,6 +49,11 @@ class PromptFeederServiceStub:
                 request_serializer=headrace_dot_v1_dot_feeder__pb2.ReadRowsRequest.SerializeToString,
                 response_deserializer=headrace_dot_v1_dot_feeder__pb2.ReadRowsResponse.FromString,
                 _registered_method=True)
+        self.FeedRows = channel.unary_unary(
+                '/headrace.v1.PromptFeederService/FeedRows',
+                request_serializer=headrace_dot_v1_dot_feeder__pb2.FeedRowsRequest.SerializeToString,
+                response_deserializer=headrace_dot_v1_dot_feeder__pb2.FeedRowsResponse.FromString,
+                _registered_method=True)
 
 
 class PromptFeederServiceServicer:
@@ -72,7 +77,28 @@ class PromptFeederServiceServicer:
         same rows.
 
         Errors:
-        - INVALID_ARGUMENT, reason INVALID_FIELD: `max_count` not in 1 to 4096.
+        - INVALID_ARGUMENT, reason INVALID_FIELD: `max_count` not in 1 to 4096, or
+        the source is a stream, which has no positions.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def FeedRows(self, request, context):
+        """Makes prompts of rows given by hand, as of the data set's rows, and registers
+        them with the replay buffer, beside the feed and beyond the window; all of
+        them or none. Once per `request_id`: a repeat gives the first answer.
+
+        A row is a JSON object with `prompt` (text, or a list of chat messages) and
+        perhaps `answer` and `data_source`; what else it has goes along.
+
+        Errors:
+        - INVALID_ARGUMENT, reason INVALID_FIELD: no request_id; no rows, more than
+        4096, or 2 MiB of them; a row that is malformed or has too many tokens,
+        named as `rows_json[3]`.
+        - FAILED_PRECONDITION, reason FEED_NOT_OPEN: the run is not on yet, or over.
+
+        Who may call it: tools.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -90,6 +116,11 @@ def add_PromptFeederServiceServicer_to_server(servicer, server):
                     servicer.ReadRows,
                     request_deserializer=headrace_dot_v1_dot_feeder__pb2.ReadRowsRequest.FromString,
                     response_serializer=headrace_dot_v1_dot_feeder__pb2.ReadRowsResponse.SerializeToString,
+            ),
+            'FeedRows': grpc.unary_unary_rpc_method_handler(
+                    servicer.FeedRows,
+                    request_deserializer=headrace_dot_v1_dot_feeder__pb2.FeedRowsRequest.FromString,
+                    response_serializer=headrace_dot_v1_dot_feeder__pb2.FeedRowsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -151,6 +182,33 @@ class PromptFeederService:
             '/headrace.v1.PromptFeederService/ReadRows',
             headrace_dot_v1_dot_feeder__pb2.ReadRowsRequest.SerializeToString,
             headrace_dot_v1_dot_feeder__pb2.ReadRowsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FeedRows(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.v1.PromptFeederService/FeedRows',
+            headrace_dot_v1_dot_feeder__pb2.FeedRowsRequest.SerializeToString,
+            headrace_dot_v1_dot_feeder__pb2.FeedRowsResponse.FromString,
             options,
             channel_credentials,
             insecure,

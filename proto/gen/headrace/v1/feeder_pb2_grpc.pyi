@@ -46,7 +46,24 @@ class PromptFeederServiceStub:
     same rows.
 
     Errors:
-    - INVALID_ARGUMENT, reason INVALID_FIELD: `max_count` not in 1 to 4096.
+    - INVALID_ARGUMENT, reason INVALID_FIELD: `max_count` not in 1 to 4096, or
+      the source is a stream, which has no positions.
+    """
+    FeedRows: _grpc.UnaryUnaryMultiCallable[_feeder_pb2.FeedRowsRequest, _feeder_pb2.FeedRowsResponse]
+    """Makes prompts of rows given by hand, as of the data set's rows, and registers
+    them with the replay buffer, beside the feed and beyond the window; all of
+    them or none. Once per `request_id`: a repeat gives the first answer.
+
+    A row is a JSON object with `prompt` (text, or a list of chat messages) and
+    perhaps `answer` and `data_source`; what else it has goes along.
+
+    Errors:
+    - INVALID_ARGUMENT, reason INVALID_FIELD: no request_id; no rows, more than
+      4096, or 2 MiB of them; a row that is malformed or has too many tokens,
+      named as `rows_json[3]`.
+    - FAILED_PRECONDITION, reason FEED_NOT_OPEN: the run is not on yet, or over.
+
+    Who may call it: tools.
     """
 
 @_typing.type_check_only
@@ -67,7 +84,24 @@ class PromptFeederServiceAsyncStub(PromptFeederServiceStub):
     same rows.
 
     Errors:
-    - INVALID_ARGUMENT, reason INVALID_FIELD: `max_count` not in 1 to 4096.
+    - INVALID_ARGUMENT, reason INVALID_FIELD: `max_count` not in 1 to 4096, or
+      the source is a stream, which has no positions.
+    """
+    FeedRows: _aio.UnaryUnaryMultiCallable[_feeder_pb2.FeedRowsRequest, _feeder_pb2.FeedRowsResponse]  # type: ignore[assignment]
+    """Makes prompts of rows given by hand, as of the data set's rows, and registers
+    them with the replay buffer, beside the feed and beyond the window; all of
+    them or none. Once per `request_id`: a repeat gives the first answer.
+
+    A row is a JSON object with `prompt` (text, or a list of chat messages) and
+    perhaps `answer` and `data_source`; what else it has goes along.
+
+    Errors:
+    - INVALID_ARGUMENT, reason INVALID_FIELD: no request_id; no rows, more than
+      4096, or 2 MiB of them; a row that is malformed or has too many tokens,
+      named as `rows_json[3]`.
+    - FAILED_PRECONDITION, reason FEED_NOT_OPEN: the run is not on yet, or over.
+
+    Who may call it: tools.
     """
 
 class PromptFeederServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -97,7 +131,30 @@ class PromptFeederServiceServicer(metaclass=_abc_1.ABCMeta):
         same rows.
 
         Errors:
-        - INVALID_ARGUMENT, reason INVALID_FIELD: `max_count` not in 1 to 4096.
+        - INVALID_ARGUMENT, reason INVALID_FIELD: `max_count` not in 1 to 4096, or
+          the source is a stream, which has no positions.
+        """
+
+    @_abc_1.abstractmethod
+    def FeedRows(
+        self,
+        request: _feeder_pb2.FeedRowsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_feeder_pb2.FeedRowsResponse, _abc.Awaitable[_feeder_pb2.FeedRowsResponse]]:
+        """Makes prompts of rows given by hand, as of the data set's rows, and registers
+        them with the replay buffer, beside the feed and beyond the window; all of
+        them or none. Once per `request_id`: a repeat gives the first answer.
+
+        A row is a JSON object with `prompt` (text, or a list of chat messages) and
+        perhaps `answer` and `data_source`; what else it has goes along.
+
+        Errors:
+        - INVALID_ARGUMENT, reason INVALID_FIELD: no request_id; no rows, more than
+          4096, or 2 MiB of them; a row that is malformed or has too many tokens,
+          named as `rows_json[3]`.
+        - FAILED_PRECONDITION, reason FEED_NOT_OPEN: the run is not on yet, or over.
+
+        Who may call it: tools.
         """
 
 def add_PromptFeederServiceServicer_to_server(servicer: PromptFeederServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -243,7 +243,9 @@ Global___RunOpened: _TypeAlias = RunOpened  # noqa: Y015
 
 @_typing.final
 class FeedOpened(_message.Message):
-    """The data set is known."""
+    """The data set is known; or, a second time: a source whose length was not known
+    has ended, and its ordinals and steps are what they are.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 

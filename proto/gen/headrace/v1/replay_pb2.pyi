@@ -148,7 +148,9 @@ class OpenFeedRequest(_message.Message):
     FINGERPRINT_FIELD_NUMBER: _builtins.int
     ADDRESS_FIELD_NUMBER: _builtins.int
     row_count: _builtins.int
-    """Rows in it. Required."""
+    """Rows in it. Required. Of a source whose length is not known a number beyond
+    all reach, 2^39, that EndFeed corrects.
+    """
     fingerprint: _builtins.str
     """A digest of content, order and seed. Required."""
     address: _builtins.str
@@ -363,6 +365,54 @@ class RegisterPromptsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RegisterPromptsResponse: _TypeAlias = RegisterPromptsResponse  # noqa: Y015
+
+@_typing.final
+class EndFeedRequest(_message.Message):
+    """Says where the feed ends."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ORDINAL_COUNT_FIELD_NUMBER: _builtins.int
+    ordinal_count: _builtins.int
+    """Ordinals in the whole run. Required; not below the cursor."""
+    def __init__(
+        self,
+        *,
+        ordinal_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ordinal_count", b"ordinal_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EndFeedRequest: _TypeAlias = EndFeedRequest  # noqa: Y015
+
+@_typing.final
+class EndFeedResponse(_message.Message):
+    """Where it ends now."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ORDINAL_COUNT_FIELD_NUMBER: _builtins.int
+    TOTAL_STEPS_FIELD_NUMBER: _builtins.int
+    ordinal_count: _builtins.int
+    """Ordinals in the whole run."""
+    total_steps: _builtins.int
+    """Steps in the whole run."""
+    def __init__(
+        self,
+        *,
+        ordinal_count: _builtins.int = ...,
+        total_steps: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ordinal_count", b"ordinal_count", "total_steps", b"total_steps"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EndFeedResponse: _TypeAlias = EndFeedResponse  # noqa: Y015
 
 @_typing.final
 class LeasePromptsRequest(_message.Message):

@@ -55,6 +55,11 @@ class ReplayBufferServiceStub:
                 request_serializer=headrace_dot_v1_dot_replay__pb2.RegisterPromptsRequest.SerializeToString,
                 response_deserializer=headrace_dot_v1_dot_replay__pb2.RegisterPromptsResponse.FromString,
                 _registered_method=True)
+        self.EndFeed = channel.unary_unary(
+                '/headrace.v1.ReplayBufferService/EndFeed',
+                request_serializer=headrace_dot_v1_dot_replay__pb2.EndFeedRequest.SerializeToString,
+                response_deserializer=headrace_dot_v1_dot_replay__pb2.EndFeedResponse.FromString,
+                _registered_method=True)
         self.LeasePrompts = channel.unary_unary(
                 '/headrace.v1.ReplayBufferService/LeasePrompts',
                 request_serializer=headrace_dot_v1_dot_replay__pb2.LeasePromptsRequest.SerializeToString,
@@ -217,6 +222,22 @@ class ReplayBufferServiceServicer:
 
         Errors:
         - FAILED_PRECONDITION, reason FEED_GAP: the first ordinal lies above the cursor.
+        - FAILED_PRECONDITION, reason FEED_NOT_OPEN: OpenFeed comes first.
+
+        Who may call it: the feeder.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def EndFeed(self, request, context):
+        """Says that a source whose length was not known has ended, and how many
+        ordinals the feed has in all. Its steps become those that they fill. Safe to
+        repeat; a smaller number later takes its place.
+
+        Errors:
+        - INVALID_ARGUMENT, reason INVALID_FIELD: less than the cursor, or more than
+        was said before.
         - FAILED_PRECONDITION, reason FEED_NOT_OPEN: OpenFeed comes first.
 
         Who may call it: the feeder.
@@ -537,6 +558,11 @@ def add_ReplayBufferServiceServicer_to_server(servicer, server):
                     request_deserializer=headrace_dot_v1_dot_replay__pb2.RegisterPromptsRequest.FromString,
                     response_serializer=headrace_dot_v1_dot_replay__pb2.RegisterPromptsResponse.SerializeToString,
             ),
+            'EndFeed': grpc.unary_unary_rpc_method_handler(
+                    servicer.EndFeed,
+                    request_deserializer=headrace_dot_v1_dot_replay__pb2.EndFeedRequest.FromString,
+                    response_serializer=headrace_dot_v1_dot_replay__pb2.EndFeedResponse.SerializeToString,
+            ),
             'LeasePrompts': grpc.unary_unary_rpc_method_handler(
                     servicer.LeasePrompts,
                     request_deserializer=headrace_dot_v1_dot_replay__pb2.LeasePromptsRequest.FromString,
@@ -745,6 +771,33 @@ class ReplayBufferService:
             '/headrace.v1.ReplayBufferService/RegisterPrompts',
             headrace_dot_v1_dot_replay__pb2.RegisterPromptsRequest.SerializeToString,
             headrace_dot_v1_dot_replay__pb2.RegisterPromptsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EndFeed(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.v1.ReplayBufferService/EndFeed',
+            headrace_dot_v1_dot_replay__pb2.EndFeedRequest.SerializeToString,
+            headrace_dot_v1_dot_replay__pb2.EndFeedResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -66,6 +66,18 @@ class ReplayBufferServiceStub:
 
     Who may call it: the feeder.
     """
+    EndFeed: _grpc.UnaryUnaryMultiCallable[_replay_pb2.EndFeedRequest, _replay_pb2.EndFeedResponse]
+    """Says that a source whose length was not known has ended, and how many
+    ordinals the feed has in all. Its steps become those that they fill. Safe to
+    repeat; a smaller number later takes its place.
+
+    Errors:
+    - INVALID_ARGUMENT, reason INVALID_FIELD: less than the cursor, or more than
+      was said before.
+    - FAILED_PRECONDITION, reason FEED_NOT_OPEN: OpenFeed comes first.
+
+    Who may call it: the feeder.
+    """
     LeasePrompts: _grpc.UnaryUnaryMultiCallable[_replay_pb2.LeasePromptsRequest, _replay_pb2.LeasePromptsResponse]
     """Leases prompts to a worker, waiting at most `wait_s` for the first. Only
     with weights that the worker has loaded and that are fresh enough, only
@@ -299,6 +311,18 @@ class ReplayBufferServiceAsyncStub(ReplayBufferServiceStub):
 
     Errors:
     - FAILED_PRECONDITION, reason FEED_GAP: the first ordinal lies above the cursor.
+    - FAILED_PRECONDITION, reason FEED_NOT_OPEN: OpenFeed comes first.
+
+    Who may call it: the feeder.
+    """
+    EndFeed: _aio.UnaryUnaryMultiCallable[_replay_pb2.EndFeedRequest, _replay_pb2.EndFeedResponse]  # type: ignore[assignment]
+    """Says that a source whose length was not known has ended, and how many
+    ordinals the feed has in all. Its steps become those that they fill. Safe to
+    repeat; a smaller number later takes its place.
+
+    Errors:
+    - INVALID_ARGUMENT, reason INVALID_FIELD: less than the cursor, or more than
+      was said before.
     - FAILED_PRECONDITION, reason FEED_NOT_OPEN: OpenFeed comes first.
 
     Who may call it: the feeder.
@@ -551,6 +575,24 @@ class ReplayBufferServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Errors:
         - FAILED_PRECONDITION, reason FEED_GAP: the first ordinal lies above the cursor.
+        - FAILED_PRECONDITION, reason FEED_NOT_OPEN: OpenFeed comes first.
+
+        Who may call it: the feeder.
+        """
+
+    @_abc_1.abstractmethod
+    def EndFeed(
+        self,
+        request: _replay_pb2.EndFeedRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_replay_pb2.EndFeedResponse, _abc.Awaitable[_replay_pb2.EndFeedResponse]]:
+        """Says that a source whose length was not known has ended, and how many
+        ordinals the feed has in all. Its steps become those that they fill. Safe to
+        repeat; a smaller number later takes its place.
+
+        Errors:
+        - INVALID_ARGUMENT, reason INVALID_FIELD: less than the cursor, or more than
+          was said before.
         - FAILED_PRECONDITION, reason FEED_NOT_OPEN: OpenFeed comes first.
 
         Who may call it: the feeder.

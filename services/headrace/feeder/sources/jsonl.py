@@ -9,11 +9,11 @@ import hashlib
 import json
 import weakref
 from array import array
-from typing import BinaryIO, NoReturn
+from typing import BinaryIO
 
 from headrace.config.data import JsonlSource
 from headrace.errors import UsageError
-from headrace.feeder.sources.source import Columns, Row, row_from_columns
+from headrace.feeder.sources.source import Columns, Row, row_from_json
 
 
 class JsonlRows:
@@ -88,17 +88,7 @@ class JsonlRows:
     def _parse(self, line: bytes, number: int) -> Row:
         where = f"{self._config.path}:{number}"
         try:
-            values = json.loads(line.decode(), parse_constant=_refuse_constant)
+            text = line.decode()
         except UnicodeDecodeError as error:
             raise UsageError(f"{where}: not UTF-8 (byte {error.start} of the line)") from None
-        except json.JSONDecodeError as error:
-            raise UsageError(
-                f"{where}: malformed JSON at column {error.colno}: {error.msg}"
-            ) from None
-        except (ValueError, RecursionError) as error:
-            raise UsageError(f"{where}: malformed JSON: {error}") from None
-        return row_from_columns(values, self._columns, where=where)
-
-
-def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not JSON")
+        return row_from_json(text, self._columns, where=where)

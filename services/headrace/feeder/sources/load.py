@@ -6,23 +6,42 @@ starts anything.
 
 from __future__ import annotations
 
-from headrace.config.data import DataConfig, JsonlSource, ReasoningGymSource
+from headrace.config.data import (
+    DataConfig,
+    HfSource,
+    JsonlSource,
+    MixtureSource,
+    ParquetSource,
+    ReasoningGymSource,
+    SingleSource,
+    StreamSource,
+)
 from headrace.errors import UsageError
+from headrace.feeder.sources.hf import open_hf
 from headrace.feeder.sources.jsonl import JsonlRows
+from headrace.feeder.sources.mixture import MixtureRows, Part
+from headrace.feeder.sources.parquet import open_parquet
 from headrace.feeder.sources.python import PythonRows
 from headrace.feeder.sources.reasoning_gym import ReasoningGymRows
 from headrace.feeder.sources.source import Source
+from headrace.feeder.sources.stream import StreamRows
 
 
-def open_source(config: DataConfig) -> Source:
-    """Open the data set and find whatever is wrong with it.
+def open_source(config: DataConfig) -> Source | StreamRows:
+    """Open the data set and find whatever is wrong with it. Of a stream, nothing is read.
 
     Raises:
-        UsageError: it cannot be opened, a line of a file is malformed, it is empty, or it has fewer
+        UsageError: it cannot be opened, a row of a file is malformed, it is empty, or it has fewer
             rows than a batch.
 
     """
-    source = _open(config)
+    match config.source:
+        case StreamSource() as stream:
+            return StreamRows(stream)
+        case MixtureSource() as mixture:
+            source: Source = _mixture(mixture)
+        case single:
+            source = _single(single)
     rows, batch = len(source), config.train_batch_size
     if rows == 0:
         raise UsageError(f"data.source: {source.name} has no rows")
@@ -34,11 +53,25 @@ def open_source(config: DataConfig) -> Source:
     return source
 
 
-def _open(config: DataConfig) -> Source:
-    match config.source:
+def _single(config: SingleSource) -> Source:
+    match config:
         case JsonlSource() as jsonl:
             return JsonlRows(jsonl)
+        case ParquetSource() as parquet:
+            return open_parquet(parquet)
+        case HfSource() as hf:
+            return open_hf(hf)
         case ReasoningGymSource() as gym:
             return ReasoningGymRows(gym)
         case python:
             return PythonRows(python)
+
+
+def _mixture(config: MixtureSource) -> MixtureRows:
+    parts = []
+    for name, part in config.parts.items():
+        try:
+            parts.append(Part(name, _single(part.source), part.weight))
+        except UsageError as error:
+            raise UsageError(f"data.source.parts.{name}: {error}") from error
+    return MixtureRows(parts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ class PythonRows:
             data_source=config.function.rpartition(":")[2],
             advice="each row needs `prompt` and `answer` (an empty text if there is none)",
         )
-        self._rows = _call(config)
+        self._rows = call_function(config.function, config.options)
         self._size = _length(self._rows, config.function)
         if self._size:
             self[0]  # what is wrong with every row shows here
@@ -61,7 +61,7 @@ class PythonRows:
         try:
             values = self._rows[index]
         except Exception as error:  # foreign code
-            raise UsageError(f"{where}: {one_line(error)}{_raised_at(error)}") from error
+            raise UsageError(f"{where}: {one_line(error)}{raised_at(error)}") from error
         return row_from_columns(values, self._columns, where=where)
 
     def fingerprint(self) -> str:
@@ -69,15 +69,27 @@ class PythonRows:
         return sample_digest(self, function=self.name, options=self._config.options)
 
 
-def _call(config: PythonSource) -> Any:  # whatever the function returns
-    function = _find(config.function)
+def call_function(path: str, options: Mapping[str, Any]) -> Any:  # whatever the function returns
+    """Call `module:function`, which is looked for in the current folder, too.
+
+    Raises:
+        UsageError: it cannot be imported, or fails.
+
+    """
+    function = _find(path)
     try:
-        return function(**config.options)
+        return function(**options)
     except Exception as error:  # foreign code
         raise UsageError(
-            f"data.source.function: calling {config.function} with data.source.options = "
-            f"{config.options} failed: {one_line(error)}{_raised_at(error)}"
+            f"data.source.function: calling {path} with data.source.options = {options} failed: "
+            f"{one_line(error)}{raised_at(error)}"
         ) from error
+
+
+def raised_at(error: BaseException) -> str:
+    """Say where foreign code raised; empty if it did not come to that."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f" ({frames[-1].filename}:{frames[-1].lineno})" if len(frames) > 1 else ""
 
 
 def _find(path: str) -> Callable[..., Any]:
@@ -92,7 +104,7 @@ def _find(path: str) -> Callable[..., Any]:
     except Exception as error:  # importing runs foreign code
         raise UsageError(
             f"data.source.function: cannot import {module_name}: {one_line(error)}"
-            f"{_raised_at(error)}; modules are looked for in {here} and among installed packages"
+            f"{raised_at(error)}; modules are looked for in {here} and among installed packages"
         ) from error
     function = getattr(module, function_name, None)
     if not callable(function):
@@ -115,8 +127,3 @@ def _length(rows: object, function: str) -> int:
             f"and returned {kind.__name__}"
         )
     return len(rows)  # type: ignore[arg-type]
-
-
-def _raised_at(error: BaseException) -> str:
-    frames = traceback.extract_tb(error.__traceback__)
-    return f" ({frames[-1].filename}:{frames[-1].lineno})" if len(frames) > 1 else ""

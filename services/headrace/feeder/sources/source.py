@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from headrace.errors import UsageError
 
@@ -71,6 +71,8 @@ class Columns:
     """The row's, unless it has a text column of that name."""
     advice: str
     """What to do when a column is missing."""
+    may_lack_answer: bool = False
+    """Whether a row without the answer's column has an empty answer."""
 
 
 def row_from_columns(values: object, columns: Columns, *, where: str) -> Row:
@@ -89,13 +91,15 @@ def row_from_columns(values: object, columns: Columns, *, where: str) -> Row:
     if not isinstance(values, Mapping):
         raise UsageError(f"{where}: not a JSON object or mapping but {_kind(values)}")
     for key in (prompt_key, answer_key):
+        if key == answer_key and columns.may_lack_answer:
+            continue
         if key is not None and key not in values:
             there = ", ".join(map(str, values)) or "none"
             raise UsageError(
                 f"{where}: no column {key!r}; the columns are: {there}; {columns.advice}"
             )
     prompt = check_prompt(values[prompt_key], where=f"{where}: {prompt_key}")
-    answer = "" if answer_key is None else _answer_text(values[answer_key], where)
+    answer = "" if answer_key is None else _answer_text(values.get(answer_key), where)
     given = values.get("data_source")
     metadata = {key: value for key, value in values.items() if key not in (prompt_key, answer_key)}
     try:
@@ -110,6 +114,22 @@ def row_from_columns(values: object, columns: Columns, *, where: str) -> Row:
         else columns.data_source,
         metadata=metadata,
     )
+
+
+def row_from_json(text: str, columns: Columns, *, where: str) -> Row:
+    """Take the JSON text of a row apart.
+
+    Raises:
+        UsageError: it is no JSON object, or a column is missing or of the wrong kind.
+
+    """
+    try:
+        values = json.loads(text, parse_constant=_refuse_constant)
+    except json.JSONDecodeError as error:
+        raise UsageError(f"{where}: malformed JSON at column {error.colno}: {error.msg}") from None
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{where}: malformed JSON: {error}") from None
+    return row_from_columns(values, columns, where=where)
 
 
 def check_prompt(value: object, *, where: str) -> str | Messages:
@@ -179,6 +199,10 @@ def _utf8(text: str, where: str) -> str:
     except UnicodeEncodeError:
         raise UsageError(f"{where}: half of a surrogate pair, which is no text") from None
     return text
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
 
 
 def _kind(value: object) -> str:

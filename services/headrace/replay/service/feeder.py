@@ -8,7 +8,7 @@ from headrace.v1 import replay_pb2 as pb
 
 
 class FeederCalls(Calls):
-    """OpenFeed, AwaitDemand, RegisterPrompts, RegisterRows."""
+    """OpenFeed, AwaitDemand, RegisterPrompts, EndFeed, RegisterRows."""
 
     async def OpenFeed(self, request: pb.OpenFeedRequest, context: Context) -> pb.OpenFeedResponse:
         def turn() -> pb.OpenFeedResponse:
@@ -62,6 +62,16 @@ class FeederCalls(Calls):
                 source_states=request.source_states,
             )
             return pb.RegisterPromptsResponse(accepted_count=accepted, cursor=self._ledger.cursor)
+
+        return await self._turn(turn)
+
+    async def EndFeed(self, request: pb.EndFeedRequest, context: Context) -> pb.EndFeedResponse:
+        def turn() -> pb.EndFeedResponse:
+            feeding.end_feed(self._ledger, ordinal_count=request.ordinal_count)
+            feed = self._ledger.feed
+            return pb.EndFeedResponse(
+                ordinal_count=feed.ordinal_count, total_steps=feed.total_steps
+            )
 
         return await self._turn(turn)
 
