@@ -116,6 +116,7 @@ async def replay_server(
     *,
     clock: Callable[[], float] = time.monotonic,
     lease_s: float = 60.0,
+    port: int = 0,
 ) -> AsyncIterator[Replay]:
     """Serve the ledger of a journal, or of a directory; stop without ceremony at the end."""
     journal = FileJournal(where, fsync=False) if isinstance(where, Path) else where
@@ -135,7 +136,7 @@ async def replay_server(
     service = ReplayService(status_pb2.ProcessStatus)
     service.open(buffer, journal)
     add_ReplayBufferServiceServicer_to_server(service, server)
-    target = bind(server, "127.0.0.1", 0)
+    target = bind(server, "127.0.0.1", port)
     await server.start()
     async with grpc.aio.insecure_channel(target) as channel:
         stub: ReplayBufferServiceAsyncStub = ReplayBufferServiceStub(channel)

@@ -161,8 +161,9 @@ class Run:
         """
         status = self._ask_status()
         counts = Status(status).counts
+        n = self._sessions_per_group() if status.first_position > 1 else 0
         events = self._ledger.events(until=status.position)
-        moments = count(events, counts, step=status.committed_step, n=self._sessions_per_group())
+        moments = count(events, counts, step=status.committed_step, n=n)
         pandas = needs("pandas")
         frame: pd.DataFrame = pandas.DataFrame(
             [(m.position, m.unix_time_s, m.step, *m.counts.values()) for m in moments],
@@ -203,7 +204,9 @@ class Run:
         """Put rows of your own into the run, beside the data set; each is trained on once.
 
         Args:
-            rows: As the data set has them: the prompt's column, the answer's, and any others.
+            rows: Each with `prompt`, a text or a list of chat messages, and perhaps `answer` and
+                `data_source`; what else it has reaches the reward function as metadata. JSON's
+                types only. At most 4096 rows.
 
         Returns:
             Their uids, in order, for `where`.
