@@ -16,7 +16,11 @@ import torch
 from trainer_world import GROUPS, LENGTH, SESSIONS, Peers, serve_peers
 
 from headrace.config.config import Config
+from headrace.config.rollout import TorchEngine as TorchConfig
 from headrace.errors import NotReadyError, TrainerFencedError, UsageError
+from headrace.rollout.download import Downloads
+from headrace.rollout.engines.base import SampleRequest
+from headrace.rollout.engines.torch_engine import TorchEngine
 from headrace.rpc.process import ProcessOptions
 from headrace.trainer.process import run
 from headrace.v1 import prompt_pb2, trainer_pb2, trainer_pb2_grpc
@@ -31,6 +35,8 @@ class Stage:
         self.peers = peers
         self.address = address
         self.announce = run_dir / "trainer.json"
+        self.sections: dict[str, Any] = {}
+        """Further ones of the configuration."""
 
     async def run(self, **trainer: Any) -> int:
         """Run the trainer to its end."""
@@ -51,6 +57,7 @@ class Stage:
             "rollout": {"n": SESSIONS},
             "trainer": {"threads": 1, "tensorboard": False, "optim": {"lr": 3e-3}} | trainer,
             "endpoints": dict.fromkeys(("replay", "store", "feeder"), self.address),
+            **self.sections,
         }
         options = ProcessOptions(name="trainer", announce=self.announce)
         return await run(Config.model_validate(settings), options)
@@ -241,3 +248,33 @@ async def test_the_warm_start_comes_before_the_first_weights(stage: Stage) -> No
     assert stage.peers.calls.index(("publish", 0)) > stage.peers.calls.index(rows[-1])
     # The answer `22` is two of three tokens: the policy was taught to give it.
     assert stage.metrics[0]["critic/rewards/mean"] > 0.5
+
+
+async def test_workers_get_each_version_from_a_trainer_that_shares_no_directory_with_them(
+    stage: Stage, tmp_path: Path
+) -> None:
+    (tmp_path / "got").mkdir()
+    engine = TorchEngine(TorchConfig(device="cpu", threads=1), eos_id=1, seed=0)
+    await engine.start()
+    got: list[int] = []
+
+    async def locate(weights: prompt_pb2.PublishedWeights) -> Path:
+        assert weights.uri == "grpc:"
+        channel, stub = stage.stub()
+        async with channel:
+            downloads = Downloads(stub, tmp_path / "got")
+            here = await downloads.get(weights)
+            await engine.load(here)
+        [sample] = engine.generate([SampleRequest("e0r0", 0, 1, [2, 3], 1.0, 2)])
+        got.append((await sample).weights.version)
+        return Path(here.uri)
+
+    stage.peers.locate = locate  # type: ignore[method-assign]
+    stage.sections["weights"] = {"transport": "grpc", "dir": tmp_path / "kept"}
+
+    assert await stage.run() == 0
+    await engine.close()
+    assert got == [0, 1, 2, 3]
+    assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == [
+        "r_a_v00000002", "r_a_v00000003",
+    ]  # fmt: skip

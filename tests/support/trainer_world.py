@@ -76,10 +76,11 @@ class Peers(
     ) -> pb.PublishWeightsResponse:
         weights = request.weights
         self.calls.append(("publish", weights.id.version))
-        manifest, checksum = verify(Path(weights.uri))
+        directory = await self.locate(weights)
+        manifest, checksum = verify(directory)
         assert checksum == weights.checksum
         assert (manifest.lineage, manifest.version) == (weights.id.lineage, weights.id.version)
-        self.model = AutoModelForCausalLM.from_pretrained(weights.uri).eval()
+        self.model = AutoModelForCausalLM.from_pretrained(directory).eval()
         self.version = weights.id.version
         return pb.PublishWeightsResponse(oldest_needed_version=max(0, self.version - 1))
 
@@ -138,6 +139,10 @@ class Peers(
         return feeder_pb2.ReadRowsResponse(rows=[row] * request.max_count)
 
     # The workers.
+
+    async def locate(self, weights: prompt_pb2.PublishedWeights) -> Path:
+        """Return where a version lies."""
+        return Path(weights.uri)
 
     def _group(self, ordinal: int) -> prompt_pb2.SampledGroup:
         uid = f"e0r{ordinal}"
