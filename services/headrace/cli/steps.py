@@ -20,6 +20,8 @@ STALENESS_MAX: Final = "training/off_policy/trajectory_staleness_worst/max"
 """The same, the largest."""
 TOKENS: Final = "perf/total_num_tokens"
 """Tokens of a step's trajectories, prompts included."""
+STEP_S: Final = "timing_s/step"
+"""Seconds that a step took."""
 RECENT: Final = 20
 """Steps that speed and remaining time are estimated from."""
 
@@ -60,9 +62,9 @@ class Steps:
         return [self._metrics[step][name] for step in steps if name in self._metrics[step]]
 
     def seconds_per_step(self) -> float | None:
-        """Estimate how long a step takes."""
+        """Estimate how long a step takes; by what the trainer says until two have been seen."""
         if len(self._times) < 2:
-            return None
+            return mean(self.series(STEP_S)[-RECENT:])
         (first, begun), (last, ended) = self._times[0], self._times[-1]
         return (ended - begun) / (last - first) if last > first else None
 
@@ -71,7 +73,7 @@ class Steps:
         each = self.seconds_per_step()
         if each is None or not total:
             return None
-        since = now - self._times[-1][1]
+        since = now - self._times[-1][1] if self._times else 0.0
         return max(0.0, (total - self.last) * each - since)
 
 

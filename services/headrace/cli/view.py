@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -72,6 +72,12 @@ class View:
     """The trainer's steps."""
     tokens: TokenCount = field(default_factory=TokenCount)
     """What the workers have sampled."""
+    worker_tokens: defaultdict[str, TokenCount] = field(
+        default_factory=lambda: defaultdict(TokenCount)
+    )
+    """The same by worker."""
+    trouble: dict[str, str] = field(default_factory=dict)
+    """Why a process did not answer when it was asked last, by name; none if it did."""
     restarts: Mapping[str, int] = field(default_factory=dict)
     """Restarts by process."""
     warnings: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT_WARNINGS))
@@ -82,6 +88,8 @@ class View:
     """Whether the run is being ended."""
     stall_after_s: float = 300.0
     """How long a process may be silent."""
+    asker: str = "the launcher"
+    """Who asks them."""
 
     def waits(self) -> list[tuple[str, status_pb2.Wait]]:
         """Give all waits as (process, wait), the longest first; silence is one, too."""
@@ -109,10 +117,11 @@ class View:
 
     def _silence(self, name: str) -> status_pb2.Wait:
         silent_s = self.now - self.heard[name]
+        why = f" ({self.trouble[name]})" if name in self.trouble else ""
         return status_pb2.Wait(
-            name="an answer to the launcher",
+            name=f"an answer to {self.asker}",
             owner=name,
-            ends_when=f"{name} answers GetStatus",
+            ends_when=f"{name} answers GetStatus{why}",
             elapsed_s=silent_s,
             stall_after_s=self.stall_after_s,
             stalled=silent_s > self.stall_after_s,

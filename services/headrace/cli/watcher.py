@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any, Final
 
 import grpc
 
 from headrace.cli.addresses import Addresses
 from headrace.cli.view import View
+from headrace.errors import HeadraceError
 from headrace.rpc.channel import open_channel
+from headrace.rpc.failures import detail_of, failure_of
 from headrace.rpc.security import Security
 from headrace.v1 import (
     feeder_pb2,
@@ -47,7 +49,7 @@ class Watcher:
     Args:
         view: what is kept up to date.
         addresses: where the processes listen.
-        names: the processes.
+        names: the processes; may grow.
         security: what they want of a caller.
         now: seconds of the clock of the view.
 
@@ -57,7 +59,7 @@ class Watcher:
         self,
         view: View,
         addresses: Addresses,
-        names: Sequence[str],
+        names: Collection[str],
         *,
         security: Security | None = None,
         now: Callable[[], float],
@@ -73,8 +75,8 @@ class Watcher:
         """Watch until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             for name in self._names:
-                tasks.create_task(self._keep_asking(name))
-            tasks.create_task(self._follow_steps())
+                tasks.create_task(self.keep_asking(name))
+            tasks.create_task(self.follow_steps())
 
     async def close(self) -> None:
         """Close the connections."""
@@ -98,7 +100,42 @@ class Watcher:
             return answer
         return None
 
-    async def _keep_asking(self, name: str) -> None:
+    async def reach(self) -> replay_pb2.GetReplayStatusResponse | None:
+        """Ask the replay buffer; None if it does not answer.
+
+        Raises:
+            HeadraceError: it does not speak with us.
+
+        """
+        try:
+            await self._ask_replay("replay")
+        except grpc.aio.AioRpcError as failed:
+            failure = failure_of(failed, "replay")
+            if isinstance(failure, HeadraceError):
+                raise failure from failed
+            return None
+        return self._view.replay
+
+    async def locate(self, uid: str) -> replay_pb2.LocatePromptResponse:
+        """Ask where a prompt is.
+
+        Raises:
+            HeadraceError: there is no such prompt.
+            grpc.aio.AioRpcError: the replay buffer does not answer.
+
+        """
+        stub: Any = replay_pb2_grpc.ReplayBufferServiceStub(self._channel("replay"))
+        request = replay_pb2.LocatePromptRequest(uid=uid)
+        try:
+            answer: replay_pb2.LocatePromptResponse = await stub.LocatePrompt(
+                request, timeout=ANSWER_WITHIN_S
+            )
+        except grpc.aio.AioRpcError as failed:
+            raise failure_of(failed, "replay") from failed
+        return answer
+
+    async def keep_asking(self, name: str) -> None:
+        """Ask a process again and again, until cancelled."""
         await self._addresses.known([name])
         self._view.heard.setdefault(name, self._now())
         while True:
@@ -106,10 +143,14 @@ class Watcher:
             await asyncio.sleep(ASK_EVERY_S)
 
     async def _ask(self, name: str) -> None:
-        with contextlib.suppress(grpc.aio.AioRpcError):
+        try:
             process = await self._asker(name)(name)
-            self._view.processes[name] = process
-            self._view.heard[name] = self._now()
+        except grpc.aio.AioRpcError as failed:
+            self._view.trouble[name] = detail_of(failed)
+            return
+        self._view.trouble.pop(name, None)
+        self._view.processes[name] = process
+        self._view.heard[name] = self._now()
 
     def _asker(self, name: str) -> Callable[[str], Awaitable[status_pb2.ProcessStatus]]:
         special = {
@@ -156,15 +197,15 @@ class Watcher:
             rollout_pb2.GetWorkerStatusRequest(), timeout=ANSWER_WITHIN_S
         )
         self._view.workers[name] = answer
-        self._view.tokens.add(
-            name, answer.generated_token_count, answer.wasted_token_count, self._now()
-        )
+        for count in (self._view.tokens, self._view.worker_tokens[name]):
+            count.add(name, answer.generated_token_count, answer.wasted_token_count, self._now())
         return answer.process
 
-    async def _follow_steps(self) -> None:
+    async def follow_steps(self) -> None:
+        """Follow the trainer's steps, until cancelled."""
         await self._addresses.known(["trainer"])
-        stub: Any = trainer_pb2_grpc.TrainerServiceStub(self._channel("trainer"))
         while True:
+            stub: Any = trainer_pb2_grpc.TrainerServiceStub(self._channel("trainer"))
             after = trainer_pb2.WatchStepsRequest(after_step=self._view.steps.last)
             with contextlib.suppress(grpc.aio.AioRpcError):
                 async for answer in stub.WatchSteps(after, timeout=STREAM_S):
@@ -172,7 +213,8 @@ class Watcher:
             await asyncio.sleep(ASK_EVERY_S)
 
     def _channel(self, name: str) -> grpc.aio.Channel:
-        """Processes keep their port when they are started again, so channels stay good."""
-        if name not in self._channels:
-            self._channels[name] = open_channel(self._addresses.all[name], self._security)
-        return self._channels[name]
+        """Processes mostly keep their port when they are started again, and channels stay good."""
+        address = self._addresses.all[name]
+        if address not in self._channels:
+            self._channels[address] = open_channel(address, self._security)
+        return self._channels[address]

@@ -1,0 +1,1 @@
+"""`headrace top`: a run as a table that fills the terminal."""
