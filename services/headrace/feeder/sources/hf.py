@@ -39,7 +39,7 @@ def open_hf(config: HfSource) -> ArrowRows:
         advice="set data.source.prompt_key and data.source.answer_key "
         "(null if there are no answers)",
     )
-    files = [folder / entry["filename"] for entry in _state(folder)["_data_files"]]
+    files = [folder / name for name in _data_files(folder)]
     digest = digest_files(files, config.prompt_key, config.answer_key, config.keep)
     return ArrowRows(folder, Batches(files, columns, config.keep), columns, digest=digest)
 
@@ -88,7 +88,7 @@ def _find_split(path: Path, split: str | None) -> Path:
         if split not in splits:
             raise UsageError(f"data.source.split: {path} has no {split!r}; the splits are: {there}")
         return path / split
-    if split is not None and _state(path).get("_split") != split:
+    if split is not None and _json(path / "state.json").get("_split") != split:
         raise UsageError(
             f"data.source.split: {path} is one data set and not its split {split!r}; "
             "leave data.source.split out"
@@ -96,11 +96,14 @@ def _find_split(path: Path, split: str | None) -> Path:
     return path
 
 
-def _state(folder: Path) -> dict[str, Any]:
-    state = _json(folder / "state.json")
-    if not isinstance(state.get("_data_files"), list):
-        raise UsageError(f"data.source.path: {folder / 'state.json'} names no data files")
-    return state
+def _data_files(folder: Path) -> list[str]:
+    entries = _json(folder / "state.json").get("_data_files")
+    try:
+        if entries:
+            return [str(entry["filename"]) for entry in entries]
+    except (TypeError, KeyError):
+        pass
+    raise UsageError(f"data.source.path: {folder / 'state.json'} names no data files")
 
 
 def _json(file: Path) -> dict[str, Any]:

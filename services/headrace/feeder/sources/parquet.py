@@ -80,7 +80,8 @@ class RowGroups:
 
         """
         self._arrow = import_pyarrow("parquet")
-        self._kept: OrderedDict[Chunk, Any] = OrderedDict()
+        self._kept: OrderedDict[Chunk, Any] = OrderedDict()  # the one that was read last is last
+        self._kept_bytes = 0
         self._footers: dict[Path, Any] = {}
         self._wanted: dict[Path, list[str]] = {}
         chunks: list[Chunk] = []
@@ -102,12 +103,14 @@ class RowGroups:
             UsageError: the file is damaged, or gone.
 
         """
-        table = self._kept.pop(chunk, None)
-        if table is None:
-            table = self._decode(chunk)
-        self._kept[chunk] = table  # at the end: it was read last
-        while len(self._kept) > 1 and sum(t.nbytes for t in self._kept.values()) > CACHE_BYTES:
-            self._kept.popitem(last=False)
+        if chunk in self._kept:
+            self._kept.move_to_end(chunk)
+            return self._kept[chunk]
+        table = self._kept[chunk] = self._decode(chunk)
+        self._kept_bytes += table.nbytes
+        while len(self._kept) > 1 and self._kept_bytes > CACHE_BYTES:
+            _, longest_unread = self._kept.popitem(last=False)
+            self._kept_bytes -= longest_unread.nbytes
         return table
 
     def _decode(self, chunk: Chunk) -> Any:
