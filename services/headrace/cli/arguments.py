@@ -25,6 +25,19 @@ MetricsPortOption = Annotated[
     int,
     typer.Option(min=0, max=65535, help="The port of Prometheus's /metrics; 0 takes a free one."),
 ]
+TokenFileOption = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="With --replay: the file with its token, if it wants one."),
+]
+CaOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--ca",
+        metavar="FILE",
+        help="With --replay: the certificate of the authority that its own comes from, if it "
+        "uses TLS.",
+    ),
+]
 AnnounceOption = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="Write the addresses there, as JSON, once they are known."),

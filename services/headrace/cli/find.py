@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.client import finding
-from headrace.client.finding import DirectoryLedger, listens
+from headrace.client.finding import DirectoryLedger, announced_address, listens
 from headrace.client.queries import Queries
 from headrace.client.wire import ask_replay
+from headrace.config.load import load_config
 from headrace.config.rundir import RunDirectory
 from headrace.errors import UsageError
+from headrace.rpc.security import Security
 
 RUNS = Path("runs")
 """Where run directories are, below the current folder."""
@@ -24,6 +26,8 @@ class Found:
     """Answers the questions."""
     directory: RunDirectory | None
     """Its run directory; None if only an address was given."""
+    security: Security
+    """What calls to its processes carry."""
     remark: str
     """A line about where the answers come from; empty if from the running replay buffer."""
 
@@ -44,8 +48,27 @@ def newest_run(folder: Path = RUNS) -> Path:
     return found
 
 
-def find_run(run: Path | None, replay: str | None) -> Found:
+def tool_security(replay: str | None, token_file: Path | None, ca: Path | None) -> Security:
+    """Read what options say about calls to an address.
+
+    Raises:
+        UsageError: a file cannot be used, or there is no address.
+
+    """
+    if replay is None and (token_file or ca):
+        raise UsageError(
+            "--token-file and --ca go with --replay HOST:PORT; a run directory names its own files"
+        )
+    return Security.for_tool(token_file=token_file, ca=ca)
+
+
+def find_run(run: Path | None, replay: str | None, security: Security) -> Found:
     """Open the run in a directory, or behind an address, or else the newest one.
+
+    Args:
+        run: The directory.
+        replay: The address.
+        security: What calls to the address carry; the directory names its own files.
 
     Raises:
         UsageError: there is no such run, or nobody can answer for it.
@@ -59,13 +82,16 @@ def find_run(run: Path | None, replay: str | None) -> Found:
                 f"no replay buffer listens on {replay}; a run that is over can be read with "
                 "--run DIR"
             )
-        return Found(ask_replay(replay), None, "")
+        return Found(ask_replay(replay, security), None, security, "")
     directory = RunDirectory((run or newest_run()).absolute())
     if not directory.config_file.is_file():
         raise UsageError(f"{directory.path} is not a run directory: it has no config.yaml")
-    ledger = DirectoryLedger(directory)
+    if announced_address(directory, "replay") is not None:
+        # Not read for a run that is over, whose files may be gone.
+        security = Security.for_looking(load_config(directory.config_file))
+    ledger = DirectoryLedger(directory, security)
     live = ledger.live()
     if live is not None:
-        return Found(Queries(live), directory, "")
+        return Found(Queries(live), directory, security, "")
     remark = f"the replay buffer of {directory.path} is not running; read from its journal"
-    return Found(Queries(ledger.journal()), directory, remark)
+    return Found(Queries(ledger.journal()), directory, security, remark)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from headrace.cli.arguments import CaOption, TokenFileOption
+
 if TYPE_CHECKING:
     from google.protobuf.message import Message
     from rich.text import Text
@@ -36,7 +38,13 @@ ReplayOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
 
 
-def status(run: RunOption = None, replay: ReplayOption = None, json: JsonOption = False) -> None:
+def status(
+    run: RunOption = None,
+    replay: ReplayOption = None,
+    token_file: TokenFileOption = None,
+    ca: CaOption = None,
+    json: JsonOption = False,
+) -> None:
     """Say where a run is: its step, its prompts by state, its workers, what it waits for.
 
     Works while the run lives, and afterwards from its journal.
@@ -46,9 +54,9 @@ def status(run: RunOption = None, replay: ReplayOption = None, json: JsonOption 
     from headrace.cli.others import other_processes
     from headrace.cli.tables import status_table
 
-    found = _find(run, replay)
+    found = _find(run, replay, token_file, ca)
     answer = found.run.status()
-    processes = [answer.process, *other_processes(found.directory)]
+    processes = [answer.process, *other_processes(found.directory, found.security)]
     name = answer.process.run_id or (found.directory.path.name if found.directory else "")
     _print(answer, status_table(name, answer, processes), as_json=json)
 
@@ -57,6 +65,8 @@ def where(
     uid: Annotated[str, typer.Argument(help="The prompt, such as e0r4711 (epoch 0, row 4711).")],
     run: RunOption = None,
     replay: ReplayOption = None,
+    token_file: TokenFileOption = None,
+    ca: CaOption = None,
     json: JsonOption = False,
 ) -> None:
     """Say where one prompt is, and everything that ever happened to it.
@@ -65,7 +75,7 @@ def where(
     """
     from headrace.cli.history import history_table
 
-    answer = _find(run, replay).run.where(uid)
+    answer = _find(run, replay, token_file, ca).run.where(uid)
     _print(answer, history_table(answer), as_json=json)
 
 
@@ -80,6 +90,8 @@ def prompts(
     page: Annotated[str, typer.Option(help="Go on from here; the page before says it.")] = "",
     run: RunOption = None,
     replay: ReplayOption = None,
+    token_file: TokenFileOption = None,
+    ca: CaOption = None,
     json: JsonOption = False,
 ) -> None:
     """List prompts by their position in the feed.
@@ -88,14 +100,20 @@ def prompts(
     """
     from headrace.cli.tables import prompts_table
 
-    found = _find(run, replay)
+    found = _find(run, replay, token_file, ca)
     answer = found.run.page(state=state, reason=reason, size=count, token=page)
     _print(answer, prompts_table(answer.groups), as_json=json)
     if answer.next_page_token and not json:
         typer.echo(f"There are more: add --page {answer.next_page_token}", err=True)
 
 
-def audit(run: RunOption = None, replay: ReplayOption = None, json: JsonOption = False) -> None:
+def audit(
+    run: RunOption = None,
+    replay: ReplayOption = None,
+    token_file: TokenFileOption = None,
+    ca: CaOption = None,
+    json: JsonOption = False,
+) -> None:
     """Check that no prompt was lost or trained on twice. Exits with 1 if something is broken.
 
     The balance rule: fed = pending + running + finished + failed + sampled + trained + dropped.
@@ -104,16 +122,16 @@ def audit(run: RunOption = None, replay: ReplayOption = None, json: JsonOption =
     """
     from headrace.cli.tables import audit_table
 
-    answer = _find(run, replay).run.audit()
+    answer = _find(run, replay, token_file, ca).run.audit()
     _print(answer, audit_table(answer), as_json=json)
     if not answer.ok:
         raise typer.Exit(BROKEN)
 
 
-def _find(run: Path | None, replay: str | None) -> Found:
-    from headrace.cli.find import find_run
+def _find(run: Path | None, replay: str | None, token_file: Path | None, ca: Path | None) -> Found:
+    from headrace.cli.find import find_run, tool_security
 
-    found = find_run(run, replay)
+    found = find_run(run, replay, tool_security(replay, token_file, ca))
     if found.remark:
         typer.echo(found.remark, err=True)
     return found

@@ -10,6 +10,7 @@ import grpc
 from headrace.client.finding import announced_address
 from headrace.config.rundir import RunDirectory
 from headrace.rpc.channel import open_sync_channel
+from headrace.rpc.security import Security
 from headrace.v1 import (
     feeder_pb2,
     feeder_pb2_grpc,
@@ -26,14 +27,19 @@ TIMEOUT_S = 2.0
 """How long one of them may take to answer."""
 
 
-def other_processes(directory: RunDirectory | None) -> Iterator[status_pb2.ProcessStatus]:
+def other_processes(
+    directory: RunDirectory | None, security: Security
+) -> Iterator[status_pb2.ProcessStatus]:
     """Give what those that answer say about themselves; none without a run directory."""
     if directory is None:
         return
     for file in sorted(directory.endpoint_file("any").parent.glob("*.json")):
         address = None if file.stem == "replay" else announced_address(directory, file.stem)
         if address is not None:
-            with contextlib.suppress(grpc.RpcError), open_sync_channel(address) as channel:
+            with (
+                contextlib.suppress(grpc.RpcError),
+                open_sync_channel(address, security) as channel,
+            ):
                 yield _ask(file.stem, channel)
 
 

@@ -12,14 +12,13 @@ from typing import Final, TypeVar
 import grpc
 
 from headrace.errors import NotReadyError, UsageError, WireError
+from headrace.rpc.failures import detail_of, failure_of, is_worth_repeating
 from headrace.rpc.status import error_from
 
 Response = TypeVar("Response")
 
 TIMEOUT_S: Final = 10.0
 """How long an answer may take."""
-REPEATED: Final = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
-"""The other side is away, or its answer was lost."""
 FIRST_PAUSE_S: Final = 0.05
 LONGEST_PAUSE_S: Final = 1.0
 
@@ -61,7 +60,7 @@ def ask(
 
 def is_outage(failed: grpc.RpcError) -> bool:
     """Whether another try may help."""
-    return isinstance(failed, grpc.Call) and failed.code() in REPEATED
+    return is_worth_repeating(failed)
 
 
 def refusal(failed: grpc.RpcError, who: str) -> WireError | UsageError:
@@ -69,12 +68,16 @@ def refusal(failed: grpc.RpcError, who: str) -> WireError | UsageError:
     known = error_from(failed)
     if known is not None and not isinstance(known, NotReadyError):
         return known
+    failure = failure_of(failed, who.rstrip(","))
+    if isinstance(failure, UsageError):  # its certificate is not what it has to be
+        return failure
     assert isinstance(failed, grpc.Call)
-    words = failed.code().name.lower().replace("_", " ")
-    kind = AwayError if is_outage(failed) else UsageError
-    why = f"{words}: {known}" if known is not None else words
+    why, kind = failed.code().name.lower().replace("_", " "), UsageError
+    if is_outage(failed):
+        why, kind = f"{why}: {known or detail_of(failed)}", AwayError
     return kind(
-        f"{who} does not answer ({why}); is the run over, or the address another process's?"
+        f"{who} does not answer ({why}); is the run over, the address another process's, or TLS on "
+        "one side only?"
     )
 
 

@@ -20,6 +20,7 @@ from headrace.config.load import load_config
 from headrace.config.rundir import RunDirectory
 from headrace.errors import UsageError
 from headrace.rpc import announce
+from headrace.rpc.failures import UNWELCOME
 from headrace.rpc.security import Security
 from headrace.v1 import prompt_pb2
 from headrace.v1 import replay_pb2 as pb
@@ -149,7 +150,7 @@ class DirectoryLedger:
                 run_id = ledger.status().process.run_id
             except AwayError:
                 return None
-            except UsageError:  # something else has the port by now
+            except (UsageError, *UNWELCOME):  # something else has the port by now
                 return None
             if run_id != self._config().run.run_id:
                 return None

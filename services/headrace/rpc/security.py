@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -52,28 +52,36 @@ class Security:
 
         """
         now = now or datetime.now(UTC)
-        section = config.security
-        token = read_token("security.token_file", section.token_file) if section.token_file else ""
-        if section.tls is None:
-            return cls(run_id=config.run.run_id, token=token)
-        return cls(
+        looking = cls.for_looking(config, now=now)
+        tls = config.security.tls
+        return replace(
+            looking,
             run_id=config.run.run_id,
-            token=token,
-            authority=read_authority("security.tls.ca", section.tls.ca, now=now),
-            pair=read_pair(
-                "security.tls.cert",
-                section.tls.cert,
-                "security.tls.key",
-                section.tls.key,
-                now=now,
-            ),
+            pair=read_pair("security.tls.cert", tls.cert, "security.tls.key", tls.key, now=now)
+            if tls
+            else None,
+        )
+
+    @classmethod
+    def for_looking(cls, config: Config, *, now: datetime | None = None) -> Security:
+        """Read the files that a tool needs to look at the run of a configuration.
+
+        Raises:
+            UsageError: A file cannot be used.
+
+        """
+        now = now or datetime.now(UTC)
+        token_file, tls = config.security.token_file, config.security.tls
+        return cls(
+            token=read_token("security.token_file", token_file) if token_file else "",
+            authority=read_authority("security.tls.ca", tls.ca, now=now) if tls else None,
         )
 
     @classmethod
     def for_tool(
         cls, *, token_file: Path | None = None, ca: Path | None = None, now: datetime | None = None
     ) -> Security:
-        """Read the files that a tool needs, which only calls, and for no run of its own.
+        """Read the files that a tool is given by its options.
 
         Raises:
             UsageError: A file cannot be used.
