@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
+from pathlib import Path
 
 import pytest
 from feed_ledger import FeedLedger, serving
+from worker_scene import made_world
 
 from headrace.config.model import AlphabetTokenizer, ModelConfig
 from headrace.feeder.demand import Feed
 from headrace.feeder.order import Order
-from headrace.feeder.prompts import Prompts
+from headrace.feeder.prompts import Packer, Prompts
 from headrace.feeder.reading import Reader
 from headrace.feeder.sources.source import Row
+from headrace.feeder.supply import NumberedSupply
 from headrace.rpc.channel import open_channel
 from headrace.rpc.waits import Waits
 from headrace.tokenizer import load_tokenizer
@@ -69,8 +72,9 @@ def make_feed(stub: replay_pb2_grpc.ReplayBufferServiceAsyncStub, waits: Waits) 
     stopping = asyncio.Event()
     return Feed(
         stub,
-        Prompts(Rows(), tokenizer, max_prompt_length=4),
-        Order(10, 0, shuffle=False),
+        NumberedSupply(
+            Prompts(Rows(), Packer(tokenizer, max_prompt_length=4)), Order(10, 0, shuffle=False)
+        ),
         fingerprint="f",
         chunk_size=4,
         reader=Reader(waits, stopping, owner="rows", stall_after_s=USUAL_S),
@@ -115,3 +119,17 @@ async def two_more_polls(ledger: FeedLedger) -> None:
     async with asyncio.timeout(20):
         while ledger.polls < seen + 2:  # noqa: ASYNC110 (each poll ends by itself)
             await asyncio.sleep(0.01)
+
+
+async def test_a_worker_without_work_stalls_late(
+    tmp_path: Path,
+) -> None:
+    async with made_world(tmp_path) as world:
+        await world.publish(0)
+        await world.start(idle_after_s=IDLE_S)
+        await waiting_for(world.waits, "work")
+        world.time += USUAL_S + 1
+        assert world.waits.stalled == []
+
+        world.time += IDLE_S
+        assert [wait.name for wait in world.waits.stalled] == ["work"]

@@ -90,6 +90,7 @@ class World:
         max_generation_s: float = 30,
         lease_s: float = 60,
         lease_wait_s: float = 0.2,
+        idle_after_s: float | None = None,
         pauses: Callable[[float], Awaitable[None]] = asyncio.sleep,
         downloads: Downloads | None = None,
     ) -> None:
@@ -113,6 +114,7 @@ class World:
             WorkerSettings(
                 worker_id="worker-0-1-ab", max_groups_in_flight=max_groups,
                 max_leases_per_call=256, max_generation_s=max_generation_s, lease_s=lease_s, lease_wait_s=lease_wait_s,
+                idle_after_s=idle_after_s,
             ),
             engine=scripted, rewards=rewards, decode=decode,
             replay_stub=replay_pb2_grpc.ReplayBufferServiceStub(replay),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import Final
 
@@ -18,6 +19,7 @@ from headrace.log import get_logger
 from headrace.rollout.download import Downloads
 from headrace.rollout.engines.base import Engine
 from headrace.rollout.engines.scripted import ScriptedEngine
+from headrace.rollout.metrics import TimedRewards, Timings, WorkerMetrics
 from headrace.rollout.rewards.pool import RewardPool
 from headrace.rollout.scratch import Scratch
 from headrace.rollout.service import WorkerService
@@ -63,8 +65,9 @@ async def run(config: Config, options: ProcessOptions) -> int:
         )
         stack.push_async_callback(process.close)
         tokenizer = await asyncio.to_thread(load_tokenizer, config.model)
-        engine = await asyncio.to_thread(make_engine, config, tokenizer)
-        rewards = RewardPool(config.reward)
+        timings = Timings(process.registry)
+        engine = await asyncio.to_thread(make_engine, config, tokenizer, timings.batch_ended)
+        rewards = TimedRewards(RewardPool(config.reward), timings)
         stack.push_async_callback(rewards.close)
         stack.push_async_callback(engine.close)
         replay = await stack.enter_async_context(
@@ -84,6 +87,7 @@ async def run(config: Config, options: ProcessOptions) -> int:
             waits=process.waits,
             stopping=process.stopping,
         )
+        process.expose(WorkerMetrics(worker, stopping=process.stopping.is_set).read)
         service = WorkerService(
             worker, status=process.status, stop=process.stop, stopping=process.stopping.is_set
         )
@@ -131,11 +135,14 @@ def settings(config: Config, name: str) -> WorkerSettings:
         max_leases_per_call=max(1, min(_MOST_LEASES_PER_CALL, _ANSWER_BYTES // prompt_bytes)),
         max_generation_s=config.rollout.max_generation_s,
         lease_s=config.ledger.lease_s,
+        idle_after_s=config.watchdog.idle_after_s,
     )
 
 
-def make_engine(config: Config, tokenizer: Tokenizer) -> Engine:
-    """Make the engine of `rollout.engine`.
+def make_engine(
+    config: Config, tokenizer: Tokenizer, batch_ended: Callable[[float], None]
+) -> Engine:
+    """Make the engine of `rollout.engine`. `batch_ended` is told the seconds of each batch.
 
     Raises:
         UsageError: Its packages are missing, or its device cannot be used.
@@ -151,7 +158,9 @@ def make_engine(config: Config, tokenizer: Tokenizer) -> Engine:
             "rollout.engine.kind: torch needs packages that are not installed: "
             f"pip install 'headrace[rollout]' ({error})"
         ) from error
-    return TorchEngine(section, eos_id=tokenizer.eos_id, seed=config.trainer.seed)
+    return TorchEngine(
+        section, eos_id=tokenizer.eos_id, seed=config.trainer.seed, batch_ended=batch_ended
+    )
 
 
 def _endpoint(name: str, address: str | None) -> str:

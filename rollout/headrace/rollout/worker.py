@@ -62,6 +62,8 @@ class WorkerSettings:
     """Taken from the ledger's answers later on."""
     lease_wait_s: float = 1.0
     """How long one call waits for work; also the time that going home may take at least."""
+    idle_after_s: float | None = None
+    """How long it is normal to have nothing to do; None = no longer than any wait."""
 
 
 class _Situation(NamedTuple):
@@ -70,6 +72,7 @@ class _Situation(NamedTuple):
     name: str
     owner: str
     ends_when: str
+    is_idle: bool
 
 
 class Worker:
@@ -301,7 +304,10 @@ class Worker:
             if situation is None:
                 await self._changes.wait()
                 continue
-            with self._waits.waiting(situation.name, owner=situation.owner) as wait:
+            limit_s = self.settings.idle_after_s if situation.is_idle else None
+            with self._waits.waiting(
+                situation.name, owner=situation.owner, stall_after_s=limit_s
+            ) as wait:
                 begun = (situation.name, self._ended_group_count)
                 while situation is not None and begun == (situation.name, self._ended_group_count):
                     wait.ends_when = situation.ends_when
@@ -312,12 +318,13 @@ class Worker:
         """Say what the worker waits for; nothing once the run is over."""
         if self._groups:
             owner = f"{self.engine.kind} engine"
-            return _Situation("engine", owner, "a group is generated, scored and stored")
+            return _Situation("engine", owner, "a group is generated, scored and stored", False)
         if self._leases.ended or self.weights.ended:
             return None
         if self.weights.current is None:
-            return _Situation("weights", "trainer", "weights are published and loaded")
-        return _Situation("work", "replay", self._leases.blocked_by or "a prompt can be leased")
+            return _Situation("weights", "trainer", "weights are published and loaded", True)
+        ends_when = self._leases.blocked_by or "a prompt can be leased"
+        return _Situation("work", "replay", ends_when, True)
 
 
 def _ref(lease: prompt_pb2.Lease) -> replay_pb2.LeaseRef:
