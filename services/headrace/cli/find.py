@@ -7,8 +7,9 @@ from pathlib import Path
 
 from headrace.client import finding
 from headrace.client.finding import DirectoryLedger, announced_address, listens
+from headrace.client.ledger import LiveLedger
 from headrace.client.queries import Queries
-from headrace.client.wire import ask_replay
+from headrace.client.wire import WireLedger, ask_replay
 from headrace.config.load import load_config
 from headrace.config.rundir import RunDirectory
 from headrace.errors import UsageError
@@ -48,6 +49,19 @@ def newest_run(folder: Path = RUNS) -> Path:
     return found
 
 
+def run_directory(run: Path | None) -> RunDirectory:
+    """Give the directory of a run, by default the newest one's.
+
+    Raises:
+        UsageError: it is none.
+
+    """
+    directory = RunDirectory((run or newest_run()).absolute())
+    if not directory.config_file.is_file():
+        raise UsageError(f"{directory.path} is not a run directory: it has no config.yaml")
+    return directory
+
+
 def tool_security(replay: str | None, token_file: Path | None, ca: Path | None) -> Security:
     """Read what options say about calls to an address.
 
@@ -83,9 +97,7 @@ def find_run(run: Path | None, replay: str | None, security: Security) -> Found:
                 "--run DIR"
             )
         return Found(ask_replay(replay, security), None, security, "")
-    directory = RunDirectory((run or newest_run()).absolute())
-    if not directory.config_file.is_file():
-        raise UsageError(f"{directory.path} is not a run directory: it has no config.yaml")
+    directory = run_directory(run)
     if announced_address(directory, "replay") is not None:
         # Not read for a run that is over, whose files may be gone.
         security = Security.for_looking(load_config(directory.config_file))
@@ -95,3 +107,18 @@ def find_run(run: Path | None, replay: str | None, security: Security) -> Found:
         return Found(Queries(live), directory, security, "")
     remark = f"the replay buffer of {directory.path} is not running; read from its journal"
     return Found(Queries(ledger.journal()), directory, security, remark)
+
+
+def find_live(run: Path | None, replay: str | None, security: Security) -> LiveLedger:
+    """Open the ledger of a running run, to change something. Arguments as `find_run`'s.
+
+    Raises:
+        UsageError: there is no such run.
+
+    """
+    if replay is None:
+        directory = run_directory(run)
+        return DirectoryLedger(directory, Security.for_looking(load_config(directory.config_file)))
+    if run is not None:
+        raise UsageError("give either --run or --replay, not both")
+    return WireLedger(replay, security)

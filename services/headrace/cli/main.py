@@ -8,10 +8,11 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from headrace.cli import certs, configuration, look, serve
+from headrace.cli import certs, configuration, control, look, serve
 from headrace.cli.logtail import ERROR_PREFIX
 from headrace.cli.parent import die_with_parent
 from headrace.cli.run import run
+from headrace.cli.top.command import top
 
 USAGE = 2
 """Exit code of a user's mistake."""
@@ -49,12 +50,15 @@ app = typer.Typer(
     ),
 )
 RUN, LOOK, PARTS = "Run", "Look at a run", "One process at a time"
+CONTROL = "Control a run"
 
 app.command(rich_help_panel=RUN)(run)
 app.add_typer(configuration.app, name="config", rich_help_panel=RUN)
 app.add_typer(certs.app, name="certs", rich_help_panel=RUN)
-for question in (look.status, look.where, look.prompts, look.audit):
+for question in (look.status, top, look.where, look.prompts, look.audit):
     app.command(rich_help_panel=LOOK)(question)
+for wish in (control.pause, control.resume, control.drain):
+    app.command(rich_help_panel=CONTROL)(wish)
 app.add_typer(serve.app, name="serve", rich_help_panel=PARTS)
 app.command(rich_help_panel=PARTS)(serve.worker)
 app.command(rich_help_panel=PARTS)(serve.train)

@@ -10,6 +10,8 @@ from typing import Final
 from headrace.cli.steps import Steps
 from headrace.v1 import replay_pb2, rollout_pb2, status_pb2, trainer_pb2
 
+SERVICES: Final = frozenset({"replay", "feeder", "store", "trainer"})
+"""The processes of a run beside its workers."""
 RATE_WINDOW_S: Final = 15.0
 """The span of time over which tokens per second are counted."""
 SILENT_AFTER_S: Final = 5.0

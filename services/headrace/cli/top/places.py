@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from headrace.cli.find import newest_run
+from headrace.cli.find import run_directory
 from headrace.config.load import load_config
 from headrace.config.rundir import RunDirectory
 from headrace.errors import UsageError
@@ -45,12 +45,10 @@ class Places:
             if not host or not port.isdecimal():
                 raise UsageError(f"{replay!r} is not an address; write host:port")
             return cls(replay, None, replay, "", security)
-        directory = RunDirectory((run or newest_run()).absolute())
-        if not directory.config_file.is_file():
-            raise UsageError(f"{directory.path} is not a run directory: it has no config.yaml")
+        directory = run_directory(run)
         config = load_config(directory.config_file)
         return cls(
-            directory.path.name, directory, "", config.run.run_id, Security.from_config(config)
+            directory.path.name, directory, "", config.run.run_id, Security.for_looking(config)
         )
 
     def addresses(self, passed_on: Mapping[str, str]) -> dict[str, str]:

@@ -18,14 +18,12 @@ from headrace.cli.top.dialog import END, Dialog, Mode
 from headrace.cli.top.places import REPLAY, Places
 from headrace.cli.top.screen import Shown, Where, screen, table
 from headrace.cli.top.terminal import keyboard
-from headrace.cli.view import View
+from headrace.cli.view import SERVICES, View
 from headrace.cli.watcher import Watcher
 from headrace.errors import HeadraceError, UsageError
 
 LOOK_EVERY_S: Final = 1.0
 """How often addresses, and the prompt that is looked at, are asked for."""
-SERVICES: Final = {"replay", "feeder", "store", "trainer"}
-"""Processes that a run cannot do without."""
 LEAVE: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 DRAW_EVERY_S: Final = 0.5
 """How often the screen is drawn while nothing is typed."""

@@ -1,0 +1,70 @@
+"""`headrace drain | pause | resume`: wishes to a run that lives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headrace.cli.arguments import CaOption, TokenFileOption
+from headrace.cli.look import ReplayOption, RunOption
+
+if TYPE_CHECKING:
+    from headrace.client.ledger import LiveLedger
+
+
+def drain(
+    worker: Annotated[str, typer.Argument(help="The worker's name, such as worker-0.")],
+    run: RunOption = None,
+) -> None:
+    """Send a worker home: it leases nothing more, hands back what is unfinished, and ends.
+
+    Nothing is lost by it; `headrace run` does not start it again.
+
+    Example: `headrace drain worker-1`
+    """
+    from headrace.cli.sending import send_home
+
+    groups = send_home(worker, run)
+    typer.echo(f"{worker} goes home; of its {groups} groups it hands back what is unfinished")
+
+
+def pause(
+    run: RunOption = None,
+    replay: ReplayOption = None,
+    token_file: TokenFileOption = None,
+    ca: CaOption = None,
+) -> None:
+    """Stop feeding and leasing. What is running goes on, and the trainer takes what is finished.
+
+    Example: `headrace pause`
+    """
+    ledger = _ledger(run, replay, token_file, ca)
+    before = ledger.status().paused
+    ledger.pause()
+    typer.echo("the run was paused already" if before else "the run is paused")
+
+
+def resume(
+    run: RunOption = None,
+    replay: ReplayOption = None,
+    token_file: TokenFileOption = None,
+    ca: CaOption = None,
+) -> None:
+    """Let a paused run go on.
+
+    Example: `headrace resume`
+    """
+    ledger = _ledger(run, replay, token_file, ca)
+    before = ledger.status().paused
+    ledger.resume()
+    typer.echo("the run goes on" if before else "the run was not paused")
+
+
+def _ledger(
+    run: Path | None, replay: str | None, token_file: Path | None, ca: Path | None
+) -> LiveLedger:
+    from headrace.cli.find import find_live, tool_security
+
+    return find_live(run, replay, tool_security(replay, token_file, ca))
