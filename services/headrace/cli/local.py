@@ -12,6 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from headrace.cli.diary import LAUNCHER, Diary
 from headrace.cli.display import Display
 from headrace.cli.ending import BROKEN, DONE, Ending
 from headrace.cli.fleet import parts, stop_order
@@ -43,8 +44,14 @@ def run_here(path: Path, overrides: Sequence[str], *, plain: bool) -> int:
         write_config(config, directory)
         console.print(Text(f"run directory {directory.path}"))
         live = console.is_terminal and not plain
-        display = LiveDisplay(console) if live else PlainDisplay(sys.stdout)
-        ending, summary = asyncio.run(_session(config, directory, display))
+        diary = Diary(
+            LiveDisplay(console) if live else PlainDisplay(sys.stdout),
+            directory.log_file(LAUNCHER),
+            run_id=config.run.run_id,
+            clock=lambda: datetime.now(UTC),
+        )
+        ending, summary = asyncio.run(_session(config, directory, diary))
+        diary.end(ending)
     console.print(Text(), summary.text(), sep="\n", soft_wrap=True)
     for line in ending.reasons:
         console.print(Text(f"error: {line}", style="bold red"))
