@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from headrace.client.finding import DirectoryLedger, newest_run
+from headrace.client.finding import DirectoryLedger, announced_address, newest_run
 from headrace.client.run import Run
 from headrace.client.wire import WireLedger
 from headrace.config.load import load_config
@@ -64,10 +64,15 @@ def _in_directory(
         raise UsageError(f"{path.absolute()} is no run directory, and there is none in it")
     directory = RunDirectory(found.absolute())
     section = load_config(directory.config_file).security
-    security = _security(
-        section.token_file if token is None else token,
-        (section.tls.ca if section.tls else None) if ca is None else ca,
-    )
+    try:
+        security = _security(
+            section.token_file if token is None else token,
+            (section.tls.ca if section.tls else None) if ca is None else ca,
+        )
+    except UsageError:
+        if announced_address(directory, "replay") is not None:
+            raise
+        security = Security()  # a run that is over outlives its tokens and certificates
     ledger = DirectoryLedger(directory, security, patience_s=patience_s)
     ledger.status()  # so that a mistake shows here
     return Run(ledger, security=security, directory=directory, patience_s=patience_s)
