@@ -13,12 +13,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from small_children import Run
 
 from headrace.cli.ending import Ending
-from headrace.cli.keeper import Part, RestartBudget
+from headrace.cli.keeper import Part, Ports, RestartBudget
 from headrace.cli.launcher import Command
 from headrace.config.services import LauncherConfig
 
@@ -59,15 +60,24 @@ async def test_a_process_starts_when_the_addresses_it_needs_are_known(run: Run) 
     assert started[2].count("127.0.0.1:") == 2
 
 
-async def test_a_killed_process_comes_back_on_the_same_port(run: Run) -> None:
+def announced(run: Run, name: str) -> dict[str, Any]:
+    file = run.folder / f"{name}.json"
+    found: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+    return found
+
+
+async def test_a_killed_process_comes_back_on_the_same_ports(run: Run) -> None:
     supervisor = run.supervisor(run.part("replay", "once"), run.part("late", "serve"))
     supervisor.start()
     await asyncio.wait_for(supervisor.addresses.known(["replay", "late"]), 20)
     first = supervisor.addresses.all["replay"]
-    await until(lambda: run.history().count("replay started") == 2)
+    port = int(first.rpartition(":")[2])
+    # A small child on free ports makes them of its process id.
+    await until(lambda: announced(run, "replay").get("pid", port) % 1000 != port % 1000)
     await supervisor.stop(supervisor.names)
 
     assert supervisor.addresses.all["replay"] == first
+    assert announced(run, "replay")["metrics"] == f"127.0.0.1:{port + 1000}"
     assert supervisor.restarts == {"replay": 1}
     assert run.reports == ["replay died (killed by SIGKILL); started again after 0.1 s"]
 
@@ -166,7 +176,7 @@ async def test_killing_all_does_not_wait_for_anybody(run: Run) -> None:
 
 
 async def test_a_program_that_cannot_be_started_is_not_waited_for(run: Run) -> None:
-    def command(_addresses: Mapping[str, str], _port: int) -> Command:
+    def command(_addresses: Mapping[str, str], _ports: Ports) -> Command:
         return Command("store", ["/no/such/program"], run.folder / "l", run.folder / "a")
 
     with pytest.raises(FileNotFoundError):

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from headrace.cli.ending import Ending
-from headrace.cli.keeper import Part
+from headrace.cli.keeper import Part, Ports
 from headrace.cli.launcher import Command
 from headrace.cli.supervisor import Supervisor
 from headrace.config.services import LauncherConfig
@@ -16,7 +16,7 @@ from headrace.config.services import LauncherConfig
 PROGRAM = """
 import json, os, pathlib, signal, sys
 
-folder, name, behaviour, port, peers = sys.argv[1:]
+folder, name, behaviour, port, metrics, peers = sys.argv[1:]
 folder = pathlib.Path(folder)
 
 def note(what):
@@ -35,9 +35,14 @@ if behaviour == "wrong":
     print("error: no such data set")
     sys.exit(2)
 if behaviour != "silent":
-    address = f"127.0.0.1:{port if port != '0' else 4000 + os.getpid() % 1000}"
+    own = os.getpid() % 1000
+    found = {
+        "address": f"127.0.0.1:{port if port != '0' else 4000 + own}",
+        "metrics": f"127.0.0.1:{metrics if metrics != '0' else 5000 + own}",
+        "pid": os.getpid(),
+    }
     file = folder / f"{name}.new"
-    file.write_text(json.dumps({"address": address, "pid": os.getpid()}))
+    file.write_text(json.dumps(found))
     file.replace(folder / f"{name}.json")
 if behaviour.startswith("exit"):
     print("the last words")
@@ -68,12 +73,12 @@ class Run:
         is_main: bool = False,
         may_leave: bool = False,
     ) -> Part:
-        def command(addresses: Mapping[str, str], port: int) -> Command:
+        def command(addresses: Mapping[str, str], ports: Ports) -> Command:
             peers = ",".join(addresses[name] for name in needs)
             program = [sys.executable, "-S", "-c", PROGRAM, str(self.folder)]
             return Command(
                 name=name,
-                arguments=[*program, name, behaviour, str(port), peers],
+                arguments=[*program, name, behaviour, *map(str, ports), peers],
                 log=self.folder / f"{name}.log",
                 announcement=self.folder / f"{name}.json",
             )

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Final
 
-from headrace.cli.keeper import Part
+from headrace.cli.keeper import Part, Ports
 from headrace.cli.launcher import Command
 from headrace.cli.single import peers
 from headrace.config.config import Config
@@ -63,9 +63,10 @@ def _part(
     # torch's own setting comes too late for the thread pools that libraries make at import.
     limits = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)} if threads else {}
 
-    def command(addresses: Mapping[str, str], port: int) -> Command:
+    def command(addresses: Mapping[str, str], ports: Ports) -> Command:
         announcement = directory.endpoint_file(name)
-        options = ["--port", str(port), "--announce", str(announcement)]
+        options = ["--port", str(ports.calls), "--metrics-port", str(ports.metrics)]
+        options += ["--announce", str(announcement)]
         endpoints = [f"endpoints.{peer}={addresses[peer]}" for peer in needs]
         program = [sys.executable, "-m", "headrace.cli.main", *words]
         return Command(

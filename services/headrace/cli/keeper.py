@@ -4,7 +4,7 @@
                                               ▲                        │
                                               └──── after a pause ◄────┘
 
-A process that died is started again on the same port, so that nobody has to be told. How
+A process that died is started again on the same ports, so that nobody has to be told. How
 often is bounded; then the run is over. Knows nothing of gRPC and of the other processes
 but their addresses.
 """
@@ -15,7 +15,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from headrace.cli.addresses import Addresses
 from headrace.cli.ending import DONE, NOT_KEPT_ALIVE, TRAINER_DIED, USAGE, Ending, exit_in_words
@@ -30,14 +30,21 @@ QUOTED_LINES: Final = 8
 """Lines of its log that are shown when a process ends the run."""
 
 
+class Ports(NamedTuple):
+    """Where a process is to listen; 0 = on a free port."""
+
+    calls: int = 0
+    metrics: int = 0
+
+
 @dataclass(frozen=True)
 class Part:
     """A process that belongs to a run."""
 
     name: str
     """Its name, such as `worker-0`."""
-    command: Callable[[Mapping[str, str], int], Command]
-    """Makes the command from the addresses known by process name, and the port to use."""
+    command: Callable[[Mapping[str, str], Ports], Command]
+    """Makes the command from the addresses known by process name, and the ports to use."""
     needs: tuple[str, ...] = ()
     """The processes whose addresses have to be known before it can start."""
     is_main: bool = False
@@ -95,13 +102,13 @@ class Keeper:
         self._now = now
         self._report = report
         self._leaving = asyncio.Event()
-        self._address: str | None = None
+        self._ports = Ports()
 
     async def keep(self, addresses: Addresses) -> Ending | None:
         """Start it, and start it again; give the run's end if it is the reason for one."""
         await _first(addresses.known(self.part.needs), self._leaving.wait())
         while not self._leaving.is_set():
-            self.child = await Child.start(self.part.command(addresses.all, self._port))
+            self.child = await Child.start(self.part.command(addresses.all, self._ports))
             died = await self._live(self.child, addresses)
             if self._leaving.is_set():
                 return None
@@ -125,21 +132,18 @@ class Keeper:
         if self.child is not None:
             self.child.kill()
 
-    @property
-    def _port(self) -> int:
-        return int(self._address.rpartition(":")[2]) if self._address else 0
-
     async def _live(self, child: Child, addresses: Addresses) -> str:
         """See a child through its life; say in words how it ended."""
         limit_s = self._settings.start_timeout_s
         ended = asyncio.ensure_future(child.ended())
-        announced = asyncio.ensure_future(child.address())
+        announced = asyncio.ensure_future(child.announced())
         if self._leaving.is_set():  # asked to stop while it was being started
             child.kill()
         await asyncio.wait((ended, announced), timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
         if announced.done():
-            self._address = announced.result()
-            addresses.announce(self.part.name, self._address)
+            listens = announced.result()
+            self._ports = Ports(_port(listens.address), _port(listens.metrics))
+            addresses.announce(self.part.name, listens.address)
         elif ended.done():
             announced.cancel()
         else:
@@ -171,6 +175,11 @@ class Keeper:
             why = f"{name} {died}, and launcher.max_restarts = {most} within {window_s:g} s are used up"
             return Ending(NOT_KEPT_ALIVE, (why,), lines), None
         return None, pause_s
+
+
+def _port(address: str) -> int:
+    """Give the port of `host:port`; 0 of nothing."""
+    return int(address.rpartition(":")[2] or 0)
 
 
 async def _first(*waits: Coroutine[object, object, object]) -> None:

@@ -78,12 +78,12 @@ class Child:
         """The exit code; minus the signal if one killed it; None while it runs."""
         return self._process.returncode
 
-    async def address(self) -> str:
-        """Wait until it has announced its address; the caller bounds the wait."""
+    async def announced(self) -> announce.Announcement:
+        """Wait until it has announced where it listens; the caller bounds the wait."""
         while True:
             announced = announce.read(self._announcement)
             if announced is not None and announced.pid == self.pid:
-                return announced.address
+                return announced
             await asyncio.sleep(LOOK_EVERY_S)
 
     async def ended(self) -> int:
