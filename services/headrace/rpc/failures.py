@@ -84,7 +84,8 @@ def failure_of(call: grpc.RpcError, peer: str) -> HeadraceError | grpc.RpcError:
     if isinstance(error, UNWELCOME):
         return UsageError(str(error))
     if error is None and (meaning := _handshake(call)) is not None:
-        return UsageError(f"no secure connection to {peer}: {meaning} ({detail_of(call)})")
+        cause = detail_of(call).rpartition("OPENSSL_internal:")[2].removesuffix(": OK")
+        return UsageError(f"no secure connection to {peer}: {meaning} ({cause})")
     return error or call
 
 
