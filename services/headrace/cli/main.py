@@ -11,6 +11,7 @@ from typer.core import TyperGroup
 from headrace.cli import certs, configuration, control, look, serve
 from headrace.cli.logtail import ERROR_PREFIX
 from headrace.cli.parent import die_with_parent
+from headrace.cli.probe import probe
 from headrace.cli.run import run
 from headrace.cli.top.command import top
 
@@ -62,6 +63,7 @@ for wish in (control.pause, control.resume, control.drain):
 app.add_typer(serve.app, name="serve", rich_help_panel=PARTS)
 app.command(rich_help_panel=PARTS)(serve.worker)
 app.command(rich_help_panel=PARTS)(serve.train)
+app.command(rich_help_panel=PARTS)(probe)
 
 
 def main() -> None:
