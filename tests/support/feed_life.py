@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 from headrace.config.model import AlphabetTokenizer, ModelConfig
 from headrace.feeder.demand import Feed
@@ -26,16 +27,53 @@ def packer() -> Packer:
     return Packer(load_tokenizer(DIGITS), max_prompt_length=4)
 
 
+class Died(Exception):  # noqa: N818 (not a failure)
+    """The end of a life, raised where it ends."""
+
+
+class DeathPoint:
+    """Counts the moments at which a life can end, and ends it at one of them."""
+
+    def __init__(self, point: int | None = None) -> None:
+        self.point = point
+        self.passed = 0
+
+    def passing(self) -> None:
+        """Die here, if it is the time."""
+        self.passed += 1
+        if self.passed == self.point:
+            raise Died
+
+
+class Mortal:
+    """A stub with a moment before each call, and one after it was answered."""
+
+    def __init__(self, stub: Any, dies_at: DeathPoint) -> None:
+        self._stub = stub
+        self._dies_at = dies_at
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._stub, name)
+
+        async def call(*arguments: Any, **settings: Any) -> Any:
+            self._dies_at.passing()
+            answer = await method(*arguments, **settings)
+            self._dies_at.passing()
+            return answer
+
+        return call
+
+
 class Feeding:
     """One life of the feeder's loop."""
 
-    def __init__(self, address: str, supply: Supply, chunk: int) -> None:
+    def __init__(self, address: str, supply: Supply, chunk: int, dies_at: DeathPoint) -> None:
         self.stopping = asyncio.Event()
         self.waits = Waits(stall_after_s=60)
         self.supply = supply
         self._channel = open_channel(address)
         self.feed = Feed(
-            replay_pb2_grpc.ReplayBufferServiceStub(self._channel),
+            Mortal(replay_pb2_grpc.ReplayBufferServiceStub(self._channel), dies_at),  # type: ignore[arg-type]
             supply,
             fingerprint="f",
             chunk_size=chunk,
@@ -62,9 +100,11 @@ class Feeding:
 
 
 @asynccontextmanager
-async def living(address: str, supply: Supply, chunk: int) -> AsyncIterator[Feeding]:
+async def living(
+    address: str, supply: Supply, chunk: int, dies_at: DeathPoint | None = None
+) -> AsyncIterator[Feeding]:
     """Let the loop run until the block ends."""
-    life = Feeding(address, supply, chunk)
+    life = Feeding(address, supply, chunk, dies_at or DeathPoint())
     try:
         yield life
     finally:

@@ -138,7 +138,7 @@ def unknown_key(key: str, known: Sequence[str]) -> str:
 def _what_is_wrong(message: str) -> str:
     message = message.replace("Input is not a valid path", "should be a path")
     message = re.sub(r" for <class '[^']*'>", "", message)
-    return re.sub(r"^(Input|String|List|Tuple|Value) ", "", message)
+    return re.sub(r"^(Input|String|List|Tuple|Dictionary|Value) ", "", message)
 
 
 def _shown(value: Any) -> str:
