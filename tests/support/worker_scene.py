@@ -14,7 +14,7 @@ from headrace.config.rollout import RewardConfig
 from headrace.config.rollout import ScriptedEngine as ScriptedConfig
 from headrace.rollout.download import Downloads
 from headrace.rollout.engines.scripted import ScriptedEngine
-from headrace.rollout.rewards.pool import RewardPool
+from headrace.rollout.rewards.make import make_rewards
 from headrace.rollout.worker import Worker, WorkerSettings
 from headrace.rpc.channel import open_channel
 from headrace.rpc.waits import Waits
@@ -100,7 +100,7 @@ class World:
             if not address:
                 await serve()
         self.ledger.lease_s = lease_s
-        rewards = RewardPool(reward or RewardConfig())
+        rewards = make_rewards(reward or RewardConfig(), self.waits)
         self.stack.push_async_callback(rewards.close)
         await rewards.start()
         scripted = ScriptedEngine(

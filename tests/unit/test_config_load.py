@@ -194,3 +194,29 @@ def test_an_override_without_key_and_value_is_refused(file: Path, override: str)
 
 def test_an_override_cannot_go_below_a_plain_value(file: Path) -> None:
     assert "model.architecture is 'gpt2'" in complaint(file, "model.architecture.x=1")
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("reward={kind: http}", "reward.kind = http needs reward.url: http://host:port/path"),
+        ("reward={kind: http, url: judge:9000}", "reward.url = 'judge:9000': "),
+    ],
+)
+def test_a_reward_service_needs_its_address(file: Path, override: str, said: str) -> None:
+    assert said in complaint(file, override)
+
+
+@pytest.mark.parametrize(
+    ("url", "warns"),
+    [
+        ("http://judge:9000/score", True),
+        ("https://judge:9000/score", False),
+        ("http://127.0.0.1:9000/score", False),
+    ],
+)
+def test_a_token_that_others_can_read_is_warned_about(file: Path, url: str, warns: bool) -> None:
+    config = load_config(file, [f"reward={{kind: http, url: '{url}', http: {{token_file: t}}}}"])
+
+    assert any("can be read by everybody" in line for line in config.warnings()) is warns
+    assert config.reward.http.token_file == file.parent / "t"

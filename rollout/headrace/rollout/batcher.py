@@ -21,6 +21,7 @@ class Batcher(Generic[_Item]):
         handle: Takes a batch; what it raises ends `run`.
         most: The largest batch, by `size`. A single item may be larger.
         size: How much an item counts.
+        before: Awaited before a batch is taken, which grows meanwhile; None = nothing.
 
     """
 
@@ -30,10 +31,12 @@ class Batcher(Generic[_Item]):
         *,
         most: int,
         size: Callable[[_Item], int] = lambda _: 1,
+        before: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._handle = handle
         self._most = most
         self._size = size
+        self._before = before
         self._waiting: deque[_Item] = deque()
         self._there = asyncio.Event()
         self._idle = asyncio.Event()
@@ -49,6 +52,8 @@ class Batcher(Generic[_Item]):
         """Hand on batches for ever."""
         while True:
             await self._there.wait()
+            if self._before is not None:
+                await self._before()
             await self._handle(self._take())
             if not self._waiting:
                 self._there.clear()

@@ -20,7 +20,7 @@ from headrace.rollout.download import Downloads
 from headrace.rollout.engines.base import Engine
 from headrace.rollout.engines.scripted import ScriptedEngine
 from headrace.rollout.metrics import TimedRewards, Timings, WorkerMetrics
-from headrace.rollout.rewards.pool import RewardPool
+from headrace.rollout.rewards.make import make_rewards
 from headrace.rollout.scratch import Scratch
 from headrace.rollout.service import WorkerService
 from headrace.rollout.worker import Worker, WorkerSettings
@@ -67,7 +67,7 @@ async def run(config: Config, options: ProcessOptions) -> int:
         tokenizer = await asyncio.to_thread(load_tokenizer, config.model)
         timings = Timings(process.registry)
         engine = await asyncio.to_thread(make_engine, config, tokenizer, timings.batch_ended)
-        rewards = TimedRewards(RewardPool(config.reward), timings)
+        rewards = TimedRewards(make_rewards(config.reward, process.waits), timings)
         stack.push_async_callback(rewards.close)
         stack.push_async_callback(engine.close)
         replay = await stack.enter_async_context(

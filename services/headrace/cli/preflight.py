@@ -9,7 +9,6 @@ from pathlib import Path
 
 from headrace.config.config import Config
 from headrace.config.load import load_config
-from headrace.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -36,21 +35,12 @@ def preflight(path: Path, overrides: Sequence[str]) -> Checked:
 
     # Imported here: a wrong configuration is told without waiting for them.
     from headrace.feeder.sources.load import open_source
+    from headrace.rollout.rewards.make import check_rewards
     from headrace.rpc.security import Security
     from headrace.tokenizer.load import load_tokenizer
 
     Security.from_config(config).check_host(config.endpoints.bind_host)
     open_source(config.data)
     load_tokenizer(config.model)
-    _find_reward(config)
+    check_rewards(config.reward)
     return Checked(config, tuple(config.warnings()))
-
-
-def _find_reward(config: Config) -> None:
-    from headrace.rollout.rewards.functions import RewardSpec, RewardUnusableError, make_scorer
-
-    reward = config.reward
-    try:
-        make_scorer(RewardSpec(reward.kind, reward.function, reward.options))
-    except RewardUnusableError as error:
-        raise UsageError(str(error)) from error

@@ -170,12 +170,18 @@ def as_score(value: object) -> Score:
     if isinstance(value, Mapping):
         if "reward" not in value:
             raise ValueError(f"the score has no `reward`, only {sorted(map(str, value))}")
-        parts = {str(name): _number(part) for name, part in value.items() if name != "reward"}
-        return Score(_number(value["reward"]), parts)
-    return Score(_number(value), {})
+        parts = {str(name): as_number(part) for name, part in value.items() if name != "reward"}
+        return Score(as_number(value["reward"]), parts)
+    return Score(as_number(value), {})
 
 
-def _number(value: object) -> float:
+def as_number(value: object) -> float:
+    """Take a finite number.
+
+    Raises:
+        ValueError: It is none.
+
+    """
     if isinstance(value, str | bytes) or not hasattr(value, "__float__"):
         raise ValueError(f"a score must be a number, not {value!r:.100}")
     number = float(value)
