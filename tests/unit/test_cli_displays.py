@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from headrace.cli.history import detail_in_words
 from headrace.cli.live import panel
 from headrace.cli.plain import PlainDisplay
-from headrace.cli.steps import REWARD, STALENESS, STALENESS_MAX, TOKENS
 from headrace.cli.summary import Summary
-from headrace.cli.tables import columns, facts
 from headrace.cli.view import View
-from headrace.cli.words import counts_in_words, duration, size
+from headrace.client.history import detail_in_words
+from headrace.client.steps import REWARD, STALENESS, STALENESS_MAX, TOKENS
+from headrace.client.tables import columns, facts
+from headrace.client.words import counts_in_words, duration, size
 from headrace.config.rundir import RunDirectory
 from headrace.v1 import prompt_pb2, rollout_pb2, status_pb2
 from headrace.v1 import replay_pb2 as pb

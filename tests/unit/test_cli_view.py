@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.cli.steps import REWARD, Steps, sparkline
 from headrace.cli.view import TokenCount, View
+from headrace.client.steps import REWARD, Steps, sparkline
 from headrace.v1 import status_pb2
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from headrace.cli.display import Display
 from headrace.cli.ending import DONE, Ending
 from headrace.cli.view import View
-from headrace.cli.words import wait_in_words
+from headrace.client.words import wait_in_words
 
 LAUNCHER = "launcher"
 """The name of its log."""

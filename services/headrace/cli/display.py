@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from headrace.cli.steps import REWARD, STALENESS
 from headrace.cli.view import View
-from headrace.cli.words import duration, window_in_words
+from headrace.client.steps import REWARD, STALENESS
+from headrace.client.words import duration, window_in_words
 
 
 class Display(Protocol):

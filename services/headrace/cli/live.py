@@ -13,10 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from headrace.cli.display import progress_in_words
-from headrace.cli.steps import REWARD, STALENESS, sparkline
-from headrace.cli.tables import Fact, wait_text
 from headrace.cli.view import View
-from headrace.cli.words import circuit_name, duration, mean_span, window_in_words
+from headrace.client.steps import REWARD, STALENESS, sparkline
+from headrace.client.tables import Fact, wait_text
+from headrace.client.words import circuit_name, duration, mean_span, window_in_words
 
 SHOWN_WAITS: Final = 4
 """Waits that are shown, the longest ones."""

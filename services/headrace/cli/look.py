@@ -52,7 +52,7 @@ def status(
     Example: `headrace status --run runs/sort-digits-20261129-120000`
     """
     from headrace.cli.others import other_processes
-    from headrace.cli.tables import status_table
+    from headrace.client.tables import status_table
 
     found = _find(run, replay, token_file, ca)
     answer = found.run.status()
@@ -73,7 +73,7 @@ def where(
 
     Example: `headrace where e0r42`
     """
-    from headrace.cli.history import history_table
+    from headrace.client.history import history_table
 
     answer = _find(run, replay, token_file, ca).run.where(uid)
     _print(answer, history_table(answer), as_json=json)
@@ -98,7 +98,7 @@ def prompts(
 
     Example: `headrace prompts --state dropped --reason stale -n 20`
     """
-    from headrace.cli.tables import prompts_table
+    from headrace.client.tables import prompts_table
 
     found = _find(run, replay, token_file, ca)
     answer = found.run.page(state=state, reason=reason, size=count, token=page)
@@ -120,7 +120,7 @@ def audit(
 
     Example: `headrace audit && echo all prompts are accounted for`
     """
-    from headrace.cli.tables import audit_table
+    from headrace.client.tables import audit_table
 
     answer = _find(run, replay, token_file, ca).run.audit()
     _print(answer, audit_table(answer), as_json=json)

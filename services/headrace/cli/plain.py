@@ -6,7 +6,7 @@ from typing import Final, TextIO
 
 from headrace.cli.display import one_line
 from headrace.cli.view import View
-from headrace.cli.words import wait_in_words
+from headrace.client.words import wait_in_words
 
 LINE_EVERY_S: Final = 10.0
 """The longest silence."""

@@ -19,7 +19,7 @@ from headrace.cli.keeper import Part
 from headrace.cli.supervisor import Supervisor
 from headrace.cli.view import View
 from headrace.cli.watcher import Watcher
-from headrace.cli.words import wait_in_words
+from headrace.client.words import wait_in_words
 from headrace.config.config import Config
 from headrace.rpc.security import Security
 from headrace.v1 import replay_pb2

@@ -7,10 +7,10 @@ from typing import Final
 
 from rich.text import Text
 
-from headrace.cli.steps import REWARD, STALENESS, STALENESS_MAX, TOKENS, mean
-from headrace.cli.tables import Fact, facts, in_pairs
 from headrace.cli.view import View
-from headrace.cli.words import counts_in_words, duration
+from headrace.client.steps import REWARD, STALENESS, STALENESS_MAX, TOKENS, mean
+from headrace.client.tables import Fact, facts, in_pairs
+from headrace.client.words import counts_in_words, duration
 from headrace.config.rundir import RunDirectory
 from headrace.v1 import replay_pb2
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from headrace.cli.steps import Steps
+from headrace.client.steps import Steps
 from headrace.v1 import replay_pb2, rollout_pb2, status_pb2, trainer_pb2
 
 SERVICES: Final = frozenset({"replay", "feeder", "store", "trainer"})

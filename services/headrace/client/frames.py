@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from headrace.cli.words import reason_name, state_name
+from headrace.client.words import reason_name, state_name
 from headrace.errors import UsageError
 from headrace.v1 import prompt_pb2
 

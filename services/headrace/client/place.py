@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from headrace.cli.history import detail_in_words, history_table
-from headrace.cli.words import reason_name, state_name
 from headrace.client import html
+from headrace.client.history import detail_in_words, history_table
+from headrace.client.words import reason_name, state_name
 from headrace.v1 import prompt_pb2
 from headrace.v1 import replay_pb2 as pb
 

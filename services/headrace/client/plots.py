@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from headrace.cli.steps import REWARD, STALENESS, STALENESS_MAX
 from headrace.client.frames import needs
 from headrace.client.html import COLOURS
+from headrace.client.steps import REWARD, STALENESS, STALENESS_MAX
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

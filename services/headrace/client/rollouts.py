@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Final
 
 import grpc
 
-from headrace.cli.words import state_name
 from headrace.client.asking import Pauses, is_outage, refusal
 from headrace.client.frames import needs
+from headrace.client.words import state_name
 from headrace.trajectory.chunks import Joiner
 from headrace.trajectory.client import opened
 from headrace.trajectory.key import TrajectoryKey

@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from headrace.cli.tables import status_table
-from headrace.cli.words import (
+from headrace.client import html
+from headrace.client.peers import Roll
+from headrace.client.tables import status_table
+from headrace.client.words import (
     LIVE_STATES,
     circuit_name,
     counts_in_words,
@@ -15,8 +17,6 @@ from headrace.cli.words import (
     mean_span,
     size,
 )
-from headrace.client import html
-from headrace.client.peers import Roll
 from headrace.v1 import replay_pb2 as pb
 from headrace.v1 import status_pb2
 

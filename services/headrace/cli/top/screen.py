@@ -13,11 +13,11 @@ from rich.table import Table
 from rich.text import Text
 
 from headrace.cli.display import progress_in_words
-from headrace.cli.history import history_table
-from headrace.cli.steps import REWARD, STALENESS, sparkline
 from headrace.cli.top.dialog import Dialog, Mode
 from headrace.cli.view import View
-from headrace.cli.words import (
+from headrace.client.history import history_table
+from headrace.client.steps import REWARD, STALENESS, sparkline
+from headrace.client.words import (
     circuit_name,
     counts_in_words,
     duration,

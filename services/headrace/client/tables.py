@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.text import Text
 
-from headrace.cli.words import (
+from headrace.client.words import (
     circuit_name,
     counts_in_words,
     duration,

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from rich.text import Text
 
-from headrace.cli.tables import Fact, columns, facts
-from headrace.cli.words import reason_name, state_name
+from headrace.client.tables import Fact, columns, facts
+from headrace.client.words import reason_name, state_name
 from headrace.v1 import replay_pb2
 
 LONGEST_ID: Final = 8
