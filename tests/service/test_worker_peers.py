@@ -8,11 +8,12 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import pytest
 import pytest_asyncio
 from worker_scene import Gate, World, after_load, completed, eventually, made_world, waits_of
 
 from headrace.config.rollout import ScriptedEngine as ScriptedConfig
-from headrace.errors import HeadraceError, WriterFencedError
+from headrace.errors import HeadraceError, UsageError, WriterFencedError, WrongRunError
 from headrace.v1 import replay_pb2 as pb
 
 
@@ -183,6 +184,27 @@ async def test_a_refusing_ledger_is_asked_again(world: World) -> None:
     await world.start()
 
     await world.ledger.until(lambda: world.ledger.is_whole("e0r0"))
+
+
+@pytest.mark.parametrize("method", ["AwaitWeights", "LeasePrompts", "CompleteSessions"])
+async def test_a_worker_that_is_not_welcome_ends_whichever_call_is_refused(
+    world: World, method: str
+) -> None:
+    def refuse(called: str) -> None:
+        if called == method:
+            raise WrongRunError("replay belongs to another run")
+
+    await world.publish(0)
+    world.ledger.feed("e0r0")
+    world.ledger.refuse = refuse
+    await world.start()
+
+    with pytest.raises(ExceptionGroup) as ended:
+        await asyncio.wait_for(world.running, 60)
+    del world.running
+    assert ended.group_contains(UsageError, match=r"^replay belongs to another run$")
+    assert ended.value.split(UsageError)[1] is None
+    assert len(world.ledger.requests(method)) <= 2
 
 
 async def test_what_the_worker_waits_for_has_a_name(world: World) -> None:
