@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner, Result
 
-from headrace.cli.main import app
+from headrace.cli.main import app, main
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "sort_digits.yaml"
 COMMANDS = [
@@ -29,6 +30,8 @@ COMMANDS = [
     ["config"],
     ["config", "show"],
     ["config", "check"],
+    ["certs"],
+    ["certs", "init"],
 ]
 
 
@@ -41,7 +44,7 @@ def test_every_command_explains_itself(words: list[str]) -> None:
     result = headrace(*words, "--help")
 
     assert result.exit_code == 0
-    if words and words not in (["serve"], ["config"]):
+    if words and words not in (["serve"], ["config"], ["certs"]):
         assert "Example" in result.output
 
 
@@ -55,6 +58,19 @@ def test_help_loads_nothing_heavy() -> None:
     loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
 
     assert loaded.stdout.split() == [], loaded.stderr
+
+
+@pytest.mark.parametrize(("before", "after"), [(None, "ERROR"), ("DEBUG", "DEBUG")])
+def test_grpcs_own_log_is_only_errors_unless_asked_for(
+    monkeypatch: pytest.MonkeyPatch, before: str | None, after: str
+) -> None:
+    monkeypatch.setenv("GRPC_VERBOSITY", before or "")  # so that it is restored in the end
+    if before is None:
+        monkeypatch.delenv("GRPC_VERBOSITY")
+    monkeypatch.setattr(sys, "argv", ["headrace", "--help"])
+    with pytest.raises(SystemExit):
+        main()
+    assert os.environ["GRPC_VERBOSITY"] == after
 
 
 def test_config_show_prints_what_a_run_would_use() -> None:
