@@ -1,94 +1,35 @@
-"""Rewards from a service: batches, failures, time limits, and a service that is down."""
+"""Rewards from a service: batches, tries, time limits, tokens, and answers of all kinds."""
 
 from __future__ import annotations
 
 import asyncio
 import ssl
-import subprocess
-import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
 import pytest_asyncio
+from reward_bench import bench, rewards_of
 from reward_http import Judge, Reply, judging
-from worker_scene import World, eventually, made_world
+from worker_scene import eventually
 
 from headrace.cli.credentials import make_credentials
 from headrace.config.rollout import RewardConfig
 from headrace.errors import UsageError
 from headrace.rollout.rewards.base import RewardError
-from headrace.rollout.rewards.functions import Score, Scoring
+from headrace.rollout.rewards.functions import Score
 from headrace.rollout.rewards.make import check_rewards
-from headrace.rollout.rewards.remote import GATHER_S, HttpRewards
+from headrace.rollout.rewards.remote import GATHER_S
 from headrace.rollout.rewards.retry_after import LONGEST_S, retry_after_s
-from headrace.rpc.waits import Waits
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "reward_server.py"
-
-
-class Clock:
-    """Time that passes by sleeping only."""
-
-    def __init__(self) -> None:
-        self.time = 100.0
-        self.slept: list[float] = []
-
-    def now(self) -> float:
-        return self.time
-
-    async def sleep(self, seconds: float) -> None:
-        self.slept.append(round(seconds, 6))
-        self.time += seconds
-        await asyncio.sleep(0)
-
-
-class Bench:
-    """Rewards under test, their clock and their waits."""
-
-    def __init__(self, url: str, clock: Clock, **settings: Any) -> None:
-        self.clock = clock
-        self.waits = Waits(now=clock.now, stall_after_s=60)
-        self.rewards = HttpRewards(
-            RewardConfig.model_validate({"kind": "http", "url": url, **settings}),
-            waits=self.waits,
-            now=clock.now,
-            wall=lambda: 1_000_000_000.0,
-            sleep=clock.sleep,
-            jitter=lambda: 1.0,
-        )
-
-    def score(self, *responses: str) -> asyncio.Task[list[Score | RewardError]]:
-        scorings = [Scoring("p", text, "a", '{"k": 1}', "stop", "src") for text in responses]
-        return asyncio.create_task(self.rewards.score(scorings))
-
-    @property
-    def wait(self) -> Any:
-        [wait] = self.waits.snapshot()
-        return wait
-
-
-@asynccontextmanager
-async def bench(url: str, **settings: Any) -> AsyncIterator[Bench]:
-    made = Bench(url, Clock(), **settings)
-    await made.rewards.start()
-    try:
-        yield made
-    finally:
-        await made.rewards.close()
 
 
 @pytest_asyncio.fixture
 async def judge() -> AsyncIterator[Judge]:
     async with judging() as made:
         yield made
-
-
-def rewards_of(scores: list[Score | RewardError]) -> list[float | str]:
-    return [each.reward if isinstance(each, Score) else str(each) for each in scores]
 
 
 async def test_all_sessions_of_a_group_travel_in_one_call_with_all_that_is_known(
@@ -235,66 +176,6 @@ async def test_only_the_guilty_group_of_a_shared_call_fails(judge: Judge, guilty
     assert judge.responses[1:] == [["b", "bb", "c", "bad", "d"], ["b", "bb"], ["c", "bad"], ["d"]]
 
 
-async def test_a_circuit_opens_holds_calls_back_by_name_and_closes_with_a_probe(
-    judge: Judge,
-) -> None:
-    judge.reply = lambda items: Reply(503, b"loading")
-    judge.gate.clear()
-    settings = {"max_calls": 3, "max_batch": 1, "open_after": 1, "max_tries": 20}
-    async with bench(judge.url, http=settings) as made:
-        scores = [made.score("x" * length) for length in range(1, 4)]
-        await eventually(lambda: judge.at_once == 3)
-        judge.gate.set()
-        await eventually(lambda: made.waits.snapshot() and not judge.at_once)
-        judge.gate.clear()
-        await eventually(lambda: judge.at_once)
-        for _ in range(50):  # time enough for the others, if they were not held
-            await made.clock.sleep(100)
-        probes, wait = judge.at_once, made.wait
-        judge.reply = lambda items: Reply()
-        judge.gate.set()
-        found = [rewards_of(await each) for each in scores]
-
-    assert found == [[1.0], [2.0], [3.0]]
-    assert probes == 1
-    assert (wait.name, wait.owner) == ("reward service", judge.url.split("/")[2])
-    assert wait.ends_when == f"a probe is answered; last: {judge.url} answered 503 Said: loading"
-    assert not made.waits.snapshot()
-
-
-async def test_one_wait_lasts_for_a_whole_outage_and_its_pauses_grow(judge: Judge) -> None:
-    judge.replies += [Reply(500, b"")] * 8
-    async with bench(judge.url, http={"open_after": 2, "max_tries": 20}) as made:
-        assert rewards_of(await made.score("x")) == [1.0]
-
-    assert len(judge.calls) == 9
-    pauses_s = 1 + 2 + 4 + 8 + 16 + 30 + 30
-    assert made.waits.waited_s == {"reward service": pytest.approx(pauses_s)}
-
-
-async def test_no_wait_is_left_of_calls_that_were_given_up(judge: Judge) -> None:
-    judge.reply = lambda items: Reply(500, b"")
-    async with bench(judge.url, http={"open_after": 1, "max_tries": 2}) as made:
-        [error] = await made.score("x")
-
-        assert isinstance(error, RewardError)
-        assert not made.waits.snapshot()
-
-
-async def test_a_service_that_is_not_there_yet_is_waited_for(judge: Judge) -> None:
-    async with judging() as gone:
-        port = int(gone.url.split(":")[2].split("/")[0])
-    async with bench(gone.url, http={"max_tries": 100_000}) as made:
-        score = made.score("x")
-        await eventually(made.waits.snapshot)
-        wait = made.wait
-        async with judging(port=port) as come:
-            assert rewards_of(await score) == [1.0]
-
-    assert "ConnectError" in wait.ends_when
-    assert len(come.calls) == 1
-
-
 async def test_a_token_is_read_anew_for_each_call(judge: Judge, tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("first\n")
@@ -358,60 +239,3 @@ def test_a_file_that_cannot_be_used_is_said_before_anything_starts(
 )  # fmt: skip
 def test_the_header_retry_after_is_understood(given: str | None, seconds: float) -> None:
     assert retry_after_s(given, wall=1_000_000_000.0) == seconds
-
-
-@pytest_asyncio.fixture
-async def world(tmp_path: Path) -> AsyncIterator[World]:
-    async with made_world(tmp_path) as made:
-        yield made
-
-
-async def test_a_worker_fails_the_group_with_the_services_words_and_then_goes_on(
-    judge: Judge, world: World
-) -> None:
-    judge.replies.append(Reply(422, b"unknown task"))
-    world.ledger.feed("e0r0")
-    await world.publish(0)
-    await world.start(reward=RewardConfig(kind="http", url=judge.url))
-    await world.ledger.until(lambda: world.ledger.is_whole("e0r0"))
-
-    [ended] = world.ledger.ended_leases
-    assert "answered 422 Said: unknown task" in ended.error
-    assert all(record.reward > 0 for record in world.ledger.sessions["e0r0"].values())
-
-
-async def test_a_worker_that_goes_home_does_not_wait_for_the_service(
-    judge: Judge, world: World
-) -> None:
-    judge.reply = lambda items: Reply(hangs=True)
-    world.ledger.feed("e0r0")
-    await world.publish(0)
-    await world.start(reward=RewardConfig(kind="http", url=judge.url, timeout_s=1000))
-    await judge.called.wait()
-    await world.stop()
-
-    assert [ended.lease.uid for ended in world.ledger.ended_leases] == ["e0r0"]
-
-
-async def test_the_example_server_scores(tmp_path: Path) -> None:
-    token = tmp_path / "token"
-    token.write_text("secret")
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, str(EXAMPLE), "--port", "0", "--token-file", str(token),
-        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    assert process.stdout is not None
-    try:
-        url = (await process.stdout.readline()).decode().split()[-1]
-        async with bench(url, http={"token_file": str(token)}) as made:
-            [right, wrong] = await made.score("a", "b")
-        async with bench(url) as made:
-            [refused] = await made.score("a")
-    finally:
-        process.kill()
-        await process.wait()
-
-    assert right == Score(1.0, {"exact": 1.0, "length": 1.0})
-    assert isinstance(wrong, Score)
-    assert wrong.reward < 1.0
-    assert "answered 401" in str(refused)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from headrace.cli.fleet import parts
+from headrace.cli.keeper import Ports
 from headrace.cli.single import peers
 from headrace.config.config import Config
 from headrace.config.rundir import RunDirectory
@@ -36,5 +37,5 @@ def test_workers_know_the_trainer_if_it_serves_the_weights(
 
     assert worker.needs == peers("rollout", chosen) == expected
     assert [
-        word for word in worker.command(addresses, 0).arguments if word.startswith("endpoints.")
+        word for word in worker.command(addresses, Ports()).arguments if word.startswith("endpoints.")
     ] == [f"endpoints.{name}={address}" for name, address in addresses.items()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from headrace.config.rollout import RewardConfig
 from headrace.errors import UsageError
+from headrace.rollout.rewards.access import check
 from headrace.rollout.rewards.base import Rewards
 from headrace.rollout.rewards.functions import RewardSpec, RewardUnusableError, make_scorer
 from headrace.rpc.waits import Waits
@@ -36,7 +37,7 @@ def check_rewards(config: RewardConfig) -> None:
     """
     if config.kind == "http":
         try:
-            from headrace.rollout.rewards.remote import check
+            import httpx  # noqa: F401 (whether it is there)
         except ImportError as error:
             raise _missing(error) from error
         check(config)

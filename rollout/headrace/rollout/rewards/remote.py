@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import ssl
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,6 +22,7 @@ from headrace.config.rollout import RewardConfig
 from headrace.errors import HeadraceError, UsageError
 from headrace.log import get_logger
 from headrace.rollout.batcher import Batcher
+from headrace.rollout.rewards.access import check, read_certificates, read_token
 from headrace.rollout.rewards.base import RewardError
 from headrace.rollout.rewards.circuit import Circuit
 from headrace.rollout.rewards.functions import Score, Scoring
@@ -129,7 +129,7 @@ class HttpRewards:
         """
         check(self._config)
         self._client = httpx.AsyncClient(
-            verify=_certificates(self._config),
+            verify=read_certificates(self._config),
             timeout=httpx.Timeout(None, connect=CONNECT_S),
             limits=httpx.Limits(max_connections=self._config.http.max_calls),
         )
@@ -236,7 +236,7 @@ class HttpRewards:
 
     async def _authorization(self) -> dict[str, str]:
         try:
-            token = await asyncio.to_thread(_token, self._config)  # it may have been renewed
+            token = await asyncio.to_thread(read_token, self._config)  # it may have been renewed
         except UsageError as error:
             raise _FinalError(str(error)) from error
         return {"Authorization": f"Bearer {token}"} if token else {}
@@ -253,41 +253,6 @@ class HttpRewards:
             given = answer.headers.get("Retry-After")
             raise _UnansweredError(said, hold_s=retry_after_s(given, wall=self._wall()))
         raise _FinalError(said)
-
-
-def check(config: RewardConfig) -> None:
-    """See whether the files that the calls need are there.
-
-    Raises:
-        UsageError: One is not, or is not what it should be.
-
-    """
-    _token(config)
-    _certificates(config)
-
-
-def _token(config: RewardConfig) -> str:
-    """Read the token; empty if there is none to send."""
-    path = config.http.token_file
-    if path is None:
-        return ""
-    try:
-        token = path.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeError) as error:
-        raise UsageError(f"reward.http.token_file: {path} cannot be read: {error}") from error
-    if not token or not token.isprintable() or " " in token:
-        raise UsageError(f"reward.http.token_file: {path} does not hold one token and nothing else")
-    return token
-
-
-def _certificates(config: RewardConfig) -> ssl.SSLContext:
-    path = config.http.ca_file
-    try:
-        return ssl.create_default_context(cafile=path)
-    except OSError as error:  # of which ssl's errors are
-        raise UsageError(
-            f"reward.http.ca_file: {path} holds no certificates that can be read: {error}"
-        ) from error
 
 
 def _waiting(parcels: Sequence[_Parcel]) -> list[_Parcel]:
