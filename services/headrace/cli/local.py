@@ -15,6 +15,7 @@ from rich.text import Text
 from headrace.cli.diary import LAUNCHER, Diary
 from headrace.cli.display import Display
 from headrace.cli.ending import BROKEN, DONE, Ending
+from headrace.cli.extras import check_installed
 from headrace.cli.fleet import parts, stop_order
 from headrace.cli.live import LiveDisplay
 from headrace.cli.plain import PlainDisplay
@@ -36,6 +37,7 @@ def run_here(path: Path, overrides: Sequence[str], *, plain: bool) -> int:
 
     """
     checked = preflight(path, overrides)
+    check_installed(checked.config)
     console = Console(highlight=False, soft_wrap=True)
     for warning in checked.warnings:
         console.print(Text(f"warning: {warning}", style="yellow"))
