@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import TYPE_CHECKING, Literal, cast
+from contextlib import suppress
+from typing import TYPE_CHECKING, Literal, TextIO, cast
 
 import structlog
 
@@ -43,7 +44,7 @@ def configure(process: str, run_id: str, *, level: Level = "info") -> None:
     structlog.configure(
         processors=[*shared, structlog.processors.JSONRenderer()],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(cast("TextIO", _Lossy(sys.stderr))),
         cache_logger_on_first_use=True,
     )
     handler = logging.StreamHandler(sys.stderr)
@@ -58,6 +59,21 @@ def configure(process: str, run_id: str, *, level: Level = "info") -> None:
     )
     # Other packages' chatter is below our own: they log one level up at the least.
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
+
+
+class _Lossy:
+    """A file of which a full disk costs lines, and not the work that writes them."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def write(self, text: str) -> None:
+        with suppress(OSError):
+            self._file.write(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._file.flush()
 
 
 def get_logger() -> FilteringBoundLogger:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 SCRIPT = """
@@ -53,3 +54,17 @@ def test_a_traceback_stays_on_its_line_without_local_values() -> None:
         assert "ValueError: why" in line["exception"]
         assert "Traceback" in line["exception"]
         assert "a local value" not in line["exception"]
+
+
+def test_a_full_disk_costs_lines_and_not_the_work_that_writes_them() -> None:
+    script = SCRIPT + "print('the work is done')"
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", script],
+            stdout=subprocess.PIPE,
+            stderr=full,
+            text=True,
+            check=True,
+            timeout=60,
+        )
+    assert done.stdout == "the work is done\n"

@@ -29,6 +29,11 @@ class RunDirectory:
         return self.path / "journal"
 
     @property
+    def store(self) -> Path:
+        """The store's log of trajectories."""
+        return self.path / "store"
+
+    @property
     def weights(self) -> Path:
         """Weights on their way to the workers."""
         return self.path / "weights"

@@ -76,8 +76,13 @@ class StoreConfig(Section):
     """The most bytes of trajectories it holds; leases reserve their room in it."""
     storage_units: int = Field(default=1, ge=1)
     """TransferQueue storage units."""
-    durability: Literal["memory"] = "memory"
-    """`memory`: trajectories of a killed store are generated again."""
+    durability: Literal["log", "memory"] = "log"
+    """`log`: each trajectory is also in a log in the run directory before its put is confirmed, so
+    that a killed store comes back with what it had. `memory`: trajectories of a killed store are
+    generated again."""
+    fsync: Literal["always", "never"] = "always"
+    """Of that log. `always`: durable against power loss. `never`: only against a killed
+    process."""
     call_timeout_s: float = Field(default=30.0, gt=0)
     """Deadline of every call to TransferQueue."""
     sweep_every_s: float = Field(default=2.0, gt=0)

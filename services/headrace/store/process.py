@@ -1,7 +1,8 @@
 """The store as a process: TransferQueue, the service around it, sweep and probe.
 
-The only process that imports TransferQueue. Each start is a new incarnation, and an empty store:
-rows are held in memory, and groups that lose theirs are generated again.
+The only process that imports TransferQueue. With a log, it comes back with the rows and as the
+incarnation that it was; without one, each start is a new incarnation and an empty store, and groups
+that lose their rows are generated again.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import time
 from uuid import uuid4
 
 from headrace.config.config import Config
+from headrace.config.rundir import RunDirectory
 from headrace.errors import UsageError
 from headrace.log import get_logger
 from headrace.rpc.advertise import advertised
@@ -18,10 +20,12 @@ from headrace.rpc.calls import Stopped, persist
 from headrace.rpc.channel import open_channel
 from headrace.rpc.process import Process, ProcessOptions
 from headrace.rpc.security import Security
+from headrace.store.log import StoreLog
 from headrace.store.metrics import StoreMetrics
 from headrace.store.nodes import Nodes
 from headrace.store.probe import until_dead
 from headrace.store.queue import TransferQueue
+from headrace.store.refill import refill
 from headrace.store.service import StoreService
 from headrace.store.store import TrajectoryStore
 from headrace.store.sweep import Sweeper
@@ -37,12 +41,33 @@ async def run(config: Config, options: ProcessOptions) -> int:
     """Serve until told to stop. Returns the exit code: 1 if TransferQueue died.
 
     Raises:
-        UsageError: no replay buffer is named, the address cannot be listened on, or TransferQueue
-            is not installed.
+        UsageError: no replay buffer is named, the log is not this store's, the address cannot be
+            listened on, or TransferQueue is not installed.
 
     """
     if config.endpoints.replay is None:
         raise UsageError("endpoints.replay: the store needs the replay buffer's host:port")
+    log = _open_log(config)
+    try:
+        return await _run(config, config.endpoints.replay, options, log)
+    finally:
+        if log is not None:
+            log.close()
+
+
+def _open_log(config: Config) -> StoreLog | None:
+    if config.store.durability == "memory":
+        return None
+    assert config.run.run_dir is not None
+    return StoreLog.open(
+        RunDirectory(config.run.run_dir).store,
+        run_id=config.run.run_id,
+        new_incarnation=uuid4().hex,
+        fsync=config.store.fsync == "always",
+    )
+
+
+async def _run(config: Config, replay: str, options: ProcessOptions, log: StoreLog | None) -> int:
     process = Process(
         name=options.name,
         run_id=config.run.run_id,
@@ -62,13 +87,14 @@ async def run(config: Config, options: ProcessOptions) -> int:
         raise
     client = nodes.attach(f"headrace_store_{config.run.run_id}")
     try:
-        async with open_channel(config.endpoints.replay, process.security) as channel:
-            replay = replay_pb2_grpc.ReplayBufferServiceStub(channel)
-            return await _serve(config, process, service, client, replay, address)
+        async with open_channel(replay, process.security) as channel:
+            stub = replay_pb2_grpc.ReplayBufferServiceStub(channel)
+            return await _serve(config, process, service, client, stub, address, log)
     except Stopped:
         return OK
     finally:
         await process.close()
+        await service.close()
         await asyncio.to_thread(client.close)
         await asyncio.to_thread(nodes.close)
 
@@ -80,6 +106,7 @@ async def _serve(
     client: object,
     replay: replay_pb2_grpc.ReplayBufferServiceAsyncStub,
     address: str,
+    log: StoreLog | None,
 ) -> int:
     queue = TransferQueue(
         client,
@@ -90,20 +117,21 @@ async def _serve(
     await queue.open_probe()
     store = TrajectoryStore(
         queue,
-        incarnation=uuid4().hex,
+        incarnation=uuid4().hex if log is None else log.incarnation,
         capacity_bytes=config.store.capacity_bytes,
         now=time.monotonic,
+        log=log,
     )
     sweeper = Sweeper(
         store, replay, address=address, waits=process.waits, stopping=process.stopping
     )
-    process.expose(StoreMetrics(store, sweeper).read)
-    await _register(process, store, replay, address)
+    process.expose(StoreMetrics(store, sweeper, log).read)
+    if log is not None:
+        await refill(store, log, stopping=process.stopping, tell=service.not_yet)
+    await _register(process, store, replay, address, log)
     service.open(store, sweeper)
     process.ready()
-    code = await _until_over(config, process, queue, sweeper)
-    await store.close()
-    return code
+    return await _until_over(config, process, queue, sweeper)
 
 
 async def _register(
@@ -111,6 +139,7 @@ async def _register(
     store: TrajectoryStore,
     replay: replay_pb2_grpc.ReplayBufferServiceAsyncStub,
     address: str,
+    log: StoreLog | None,
 ) -> None:
     answer = await persist(
         replay.RegisterStore,
@@ -129,6 +158,13 @@ async def _register(
         store_incarnation=store.incarnation,
         lost_group_count=answer.lost_group_count,
     )
+    if log is not None and log.is_new and answer.lost_group_count:
+        _log.warning(
+            "store_log_missing",
+            directory=str(log.directory),
+            lost_group_count=answer.lost_group_count,
+            detail="the log of the store before is not here; its groups are generated again",
+        )
 
 
 async def _until_over(

@@ -38,10 +38,20 @@ class StoreService(store_pb2_grpc.TrajectoryStoreServiceServicer):
     def __init__(self, status: Callable[[], status_pb2.ProcessStatus]) -> None:
         self._status = status
         self._opened: _Open | None = None
+        self._not_yet = "TransferQueue is starting"
+
+    def not_yet(self, why: str) -> None:
+        """Say, until `open`, why calls are put off."""
+        self._not_yet = why
 
     def open(self, store: TrajectoryStore, sweeper: Sweeper) -> None:
         """Answer from this store from now on."""
         self._opened = _Open(store, sweeper)
+
+    async def close(self) -> None:
+        """Wait for the writes under way. To be called when no more calls come."""
+        if self._opened is not None:
+            await self._opened.store.close()
 
     def add_to(self, server: grpc.aio.Server) -> Sequence[str]:
         """Add the service to a server; return its full name."""
@@ -113,7 +123,7 @@ class StoreService(store_pb2_grpc.TrajectoryStoreServiceServicer):
 
     def _ready(self) -> _Open:
         if self._opened is None:
-            raise NotReadyError("TransferQueue is starting")
+            raise NotReadyError(self._not_yet)
         return self._opened
 
 

@@ -1,22 +1,25 @@
 """Rows that are written once: put, read and deleted, within a number of bytes.
 
 Everything that writes does so one at a time, under one lock: TransferQueue gains nothing from
-parallel writers, and a snapshot will need a moment in which nobody writes. A write that has begun
-runs to its end even if its caller goes away. Knows nothing of gRPC, nor who needs a row.
+parallel writers, the log is synced once for all puts that wait, and a snapshot will need a moment
+in which nobody writes. A write that has begun runs to its end even if its caller goes away. Knows
+nothing of gRPC, nor who needs a row.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from typing import Any, TypeVar
 
 import crc32c
 
-from headrace.errors import KeyExistsError, NotReadyError, StoreFullError
+from headrace.errors import NotReadyError, StoreFullError, WireError
 from headrace.log import get_logger
 from headrace.store.catalogue import Catalogue
-from headrace.store.queue import RowsUnreadableError, TransferQueue
+from headrace.store.log import StoreLog
+from headrace.store.puts import Put, WaitingPuts, fail_unfinished, fresh_rows
+from headrace.store.queue import TransferQueue
 from headrace.store.row import Row
 from headrace.trajectory.chunks import Value
 
@@ -32,9 +35,10 @@ class TrajectoryStore:
 
     Args:
         queue: Where the bytes lie.
-        incarnation: This life of the store; unique.
+        incarnation: Which store this is; another one with each loss of all rows.
         capacity_bytes: The most bytes of values held.
         now: Seconds of a monotonic clock.
+        log: What makes rows outlive this process; none = they don't.
 
     """
 
@@ -45,6 +49,7 @@ class TrajectoryStore:
         incarnation: str,
         capacity_bytes: int,
         now: Callable[[], float],
+        log: StoreLog | None = None,
     ) -> None:
         self.incarnation = incarnation
         self.capacity_bytes = capacity_bytes
@@ -57,6 +62,8 @@ class TrajectoryStore:
         """Rows removed so far."""
         self._queue = queue
         self._now = now
+        self._log = log
+        self._waiting = WaitingPuts()
         self._write_lock = asyncio.Lock()
         self._writes: set[asyncio.Task[Any]] = set()
 
@@ -69,17 +76,34 @@ class TrajectoryStore:
         return self._extra_bytes(rows) <= self._free_bytes
 
     async def put(self, rows: Sequence[Row]) -> None:
-        """Write rows and wait until TransferQueue's catalogue has confirmed each of them.
+        """Write rows; wait until TransferQueue's catalogue has confirmed each, and the log has it.
 
-        A row that is there with the same bytes is confirmed again, not written again.
+        Puts that wait at the same time are written together. A row that is there with the same
+        bytes is confirmed again, not written again.
 
         Raises:
             KeyExistsError: one of the keys is there with other bytes; nothing was written.
             StoreFullError: no room; nothing was written.
-            NotReadyError: TransferQueue gave no answer, or not a confirmation. Put again.
+            NotReadyError: TransferQueue gave no answer, or not a confirmation, or the disk is
+                full. Put again.
 
         """
-        await self._uninterrupted(self._put(rows))
+        put = self._waiting.add(rows)
+        await self._uninterrupted(self._take_turn(put))
+        await put.outcome
+
+    async def restore(self, rows: Sequence[Row]) -> None:
+        """Take rows from the log, by different keys; those that are there are replaced.
+
+        Raises:
+            NotReadyError: TransferQueue gave no answer, or not a confirmation.
+
+        """
+        async with self._write_lock:
+            self._reserve(rows)
+            await self._queue_up(rows)
+            if not await self._confirm([row.value.key for row in rows]):
+                raise NotReadyError("TransferQueue's catalogue does not confirm restored rows")
 
     async def read(self, keys: Sequence[str]) -> tuple[list[Value], list[str]]:
         """Read rows and check each against its checksum.
@@ -93,7 +117,7 @@ class TrajectoryStore:
         """
         absent = set(self.catalogue.missing_from(keys))
         entries = {key: self.catalogue.find(key) for key in keys if key not in absent}
-        found = await self._read_what_is_there(list(entries)) if entries else {}
+        found = await self._queue.read_what_is_there(list(entries)) if entries else {}
         values = []
         for key, entry in entries.items():
             data = found.get(key)
@@ -139,58 +163,76 @@ class TrajectoryStore:
         """Wait for the writes under way; each ends by the deadlines of its calls."""
         await asyncio.gather(*self._writes, return_exceptions=True)
 
-    async def _put(self, rows: Sequence[Row]) -> None:
+    async def _take_turn(self, put: Put) -> None:
+        """Write a put with those that wait behind it, unless an earlier turn has written it."""
         async with self._write_lock:
-            fresh = self._fresh(rows)
-            self._require_room_for(fresh)
-            await self._write(fresh)
-            keys = list(dict.fromkeys(row.value.key for row in rows))
-            if keys and not await self._queue.confirm(keys):
-                self._doubt(keys)
-                raise NotReadyError(
-                    "TransferQueue took the rows, but its catalogue does not confirm them"
-                )
-            for key in keys:
-                entry = self.catalogue.find(key)
-                assert entry is not None
-                entry.confirmed = True
-            self.written_count += len(fresh)
+            if put.outcome.done():
+                return
+            puts = self._waiting.take()
+            try:
+                await self._put_all(puts)
+            except NotReadyError as error:
+                for failed in puts:
+                    failed.fail(error)
+            finally:
+                fail_unfinished(puts)
 
-    async def _write(self, rows: Sequence[Row]) -> None:
-        if not rows:
-            return
+    async def _put_all(self, puts: Sequence[Put]) -> None:
+        fresh: dict[str, Row] = {}
+        accepted: list[Put] = []
+        for put in puts:
+            try:
+                own = fresh_rows(put.rows, self.catalogue, fresh)
+                self._require_room_for(own)
+            except WireError as error:
+                put.fail(error)
+                continue
+            self._reserve(own)
+            fresh.update((row.value.key, row) for row in own)
+            accepted.append(put)
+        if fresh:
+            await self._write(list(fresh.values()))
+        confirmed = await self._confirm([key for put in accepted for key in put.keys])
+        for put in accepted:
+            if confirmed or await self._confirm(put.keys):
+                put.succeed()
+            else:
+                put.fail(NotReadyError("TransferQueue's catalogue does not confirm the rows"))
+        self.written_count += len(fresh)
+
+    def _reserve(self, rows: Sequence[Row]) -> None:
         now_s = self._now()
         for row in rows:
             self.catalogue.reserve(
                 row.value.key, size_bytes=row.size_bytes, crc32c=row.value.crc32c, now_s=now_s
             )
+
+    async def _write(self, rows: Sequence[Row]) -> None:
+        """Write to TransferQueue and to the log, at the same time."""
+        writes: list[Awaitable[None]] = [self._queue_up(rows)]
+        if self._log is not None:
+            values = [row.value for row in rows]
+            writes.append(asyncio.to_thread(self._log.append, values))
+        for failed in await asyncio.gather(*writes, return_exceptions=True):
+            if failed is not None:
+                raise failed
+
+    async def _queue_up(self, rows: Sequence[Row]) -> None:
         await self._queue.put(
             [row.value.key for row in rows],
             [row.value.data for row in rows],
             [row.tag for row in rows],
         )
 
-    def _fresh(self, rows: Sequence[Row]) -> list[Row]:
-        """Return the rows that are to be written: neither there nor named twice.
-
-        Raises:
-            KeyExistsError: a key is there, or named twice, with other bytes.
-
-        """
-        fresh: dict[str, Row] = {}
-        for row in rows:
-            key, size_bytes, checksum = row.value.key, row.size_bytes, row.value.crc32c
+    async def _confirm(self, keys: Sequence[str]) -> bool:
+        """Ask TransferQueue's catalogue, and believe it."""
+        keys = list(dict.fromkeys(keys))
+        confirmed = not keys or await self._queue.confirm(keys)
+        for key in keys:
             entry = self.catalogue.find(key)
-            there = None
-            if key in fresh:
-                there = (fresh[key].size_bytes, fresh[key].value.crc32c)
-            elif entry is not None and entry.confirmed:
-                there = (entry.size_bytes, entry.crc32c)
-            if there is None:
-                fresh[key] = row
-            elif there != (size_bytes, checksum):
-                raise KeyExistsError(f"{key} is there with other bytes", key=key)
-        return list(fresh.values())
+            assert entry is not None
+            entry.confirmed = confirmed
+        return confirmed
 
     @property
     def _free_bytes(self) -> int:
@@ -218,20 +260,6 @@ class TrajectoryStore:
             if entry is not None:
                 entry.confirmed = False
 
-    async def _read_what_is_there(self, keys: Sequence[str]) -> dict[str, bytes]:
-        """Read a batch; if it does not come whole, find out by halves which rows are bad.
-
-        TransferQueue refuses, or silently shortens, a batch with one bad row in it.
-        """
-        try:
-            return dict(zip(keys, await self._queue.read(keys), strict=True))
-        except RowsUnreadableError:
-            if len(keys) == 1:
-                return {}
-        middle = len(keys) // 2
-        first = await self._read_what_is_there(keys[:middle])
-        return first | await self._read_what_is_there(keys[middle:])
-
     async def _delete(self, keys: Sequence[str]) -> int:
         async with self._write_lock:
             there = [key for key in dict.fromkeys(keys) if key in self.catalogue]
@@ -240,6 +268,8 @@ class TrajectoryStore:
             # Until TransferQueue has answered it is unknown which rows are still whole.
             self._doubt(there)
             await self._queue.clear(there)
+            if self._log is not None:
+                await asyncio.to_thread(self._log.forget, there)
             for key in there:
                 self.catalogue.remove(key)
             self.deleted_count += len(there)
