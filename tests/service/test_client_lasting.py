@@ -193,6 +193,8 @@ async def test_a_protected_run_wants_its_token_and_its_authority(tmp_path: Path)
         (tmp_path / "config.yaml").write_text(place.config.read_text())
         (tmp_path / "endpoints").mkdir()
         (tmp_path / "endpoints" / "replay.json").write_text((tmp_path / "replay.json").read_text())
+        with pytest.raises(TokenRefusedError):
+            await asked(lambda: connect(tmp_path, token="wrong"))
         by_directory = await asked(lambda: connect(tmp_path))
         paused = await asked(by_directory.pause)
 

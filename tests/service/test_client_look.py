@@ -377,6 +377,7 @@ async def test_a_run_directory_without_its_replay_buffer_is_read_from_the_journa
         await asked(run.pause)
 
     assert status.counts["trained"] == 4
+    assert (status.offline, "read from its journal" in status._repr_html_()) == (True, True)
     assert [event.position for event in events] == list(window.position)
     assert (await asked(lambda: run.where("e0r0"))).state == "trained"
 

@@ -87,6 +87,26 @@ class Killer:
             self.killed += 1
 
 
+async def interrupted_watch(run: Path) -> Any:
+    """Watch a run without an end, interrupt the kernel as a user does, and go on."""
+    cells = [
+        f"from headrace.client import connect; run = connect({str(run)!r})",
+        "run.watch()",
+        "'went on'",
+    ]
+    notebook = nbformat.v4.new_notebook(cells=list(map(nbformat.v4.new_code_cell, cells)))
+
+    def interrupt_after_a_while(*, cell: Any, **_: Any) -> None:
+        if cell.source == "run.watch()":
+            asyncio.get_running_loop().call_later(
+                5, lambda: asyncio.ensure_future(client.km.interrupt_kernel())
+            )
+
+    client = NotebookClient(notebook, timeout=120, on_cell_start=interrupt_after_a_while)
+    await client.async_execute()
+    return notebook
+
+
 def shown(notebook: Any, kind: str) -> list[str]:
     """Give all outputs of a kind."""
     return [
@@ -110,6 +130,7 @@ async def test_the_notebook_runs_against_a_live_run_word_for_word(tmp_path: Path
         )
         env = {**os.environ, "HEADRACE_RUN": str(place.parent), "OMP_NUM_THREADS": "1"}
         await client.async_execute(env=env)  # raises what a cell raises
+        watching = await interrupted_watch(place)
 
     assert killer.killed == 1
     assert len(shown(notebook, "image/png")) == 3
@@ -119,6 +140,9 @@ async def test_the_notebook_runs_against_a_live_run_word_for_word(tmp_path: Path
     assert any("paused" in table for table in tables)
     assert "['x1r0', 'x1r1']" in shown(notebook, "text/plain")
     assert shown(notebook, "text/plain")[-1] == "True"
+
+    assert "step " in shown(watching, "text/html")[-1]
+    assert shown(watching, "text/plain")[-1] == "'went on'"
 
     after = await asyncio.to_thread(lambda: connect(place).audit())
     assert after.ok, after.violations

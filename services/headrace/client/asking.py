@@ -85,12 +85,7 @@ class Pauses:
     """The pauses between tries, each longer than the one before, until patience is over."""
 
     def __init__(self, patience_s: float) -> None:
-        self._patience_s = patience_s
-        self.reset()
-
-    def reset(self) -> None:
-        """Begin anew: there was an answer."""
-        self._ends = time.monotonic() + self._patience_s
+        self._ends = time.monotonic() + patience_s
         self._lengths = _lengths()
 
     def wait(self) -> bool:

@@ -73,6 +73,10 @@ def _in_directory(
         if announced_address(directory, "replay") is not None:
             raise
         security = Security()  # a run that is over outlives its tokens and certificates
+    address = announced_address(directory, "replay")
+    if address is not None and (token is not None or ca is not None):
+        # Else who refuses them would be taken for a stranger, and the journal be read.
+        WireLedger(address, security).status()
     ledger = DirectoryLedger(directory, security, patience_s=patience_s)
     ledger.status()  # so that a mistake shows here
     return Run(ledger, security=security, directory=directory, patience_s=patience_s)

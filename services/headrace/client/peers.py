@@ -87,14 +87,18 @@ class Peers:
 
     def call_the_roll(self) -> Roll:
         """Ask all of them at once how they are."""
-        calls = {name: _ask(name, self.channel(name)) for name in sorted(self._addresses)}
-        present, silent = {}, []
+        calls, present, silent = {}, {}, []
+        for name in self._addresses:
+            try:
+                calls[name] = _ask(name, self.channel(name))
+            except UsageError:  # a token is not sent there
+                silent.append(name)
         for name, call in calls.items():
             try:
                 present[name] = call.result().process
             except grpc.RpcError:
                 silent.append(name)
-        return Roll(present, tuple(silent))
+        return Roll(present, tuple(sorted(silent)))
 
 
 def _ask(name: str, channel: grpc.Channel) -> Any:

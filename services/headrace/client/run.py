@@ -68,7 +68,8 @@ class Run:
         """Say where the run is: step, window, workers, waits, circuit. A table in a notebook."""
         answer = self._ask_status()
         # Those of a run that is over are gone, and so is what they waited for.
-        roll = Roll() if answer.ended else self._peers.call_the_roll()
+        over = answer.ended or not answer.process.process
+        roll = Roll() if over else self._peers.call_the_roll()
         return Status(answer, roll, str(self._directory.path) if self._directory else "")
 
     def prompts(self, *, state: str | None = None, reason: str | None = None) -> pd.DataFrame:
@@ -251,7 +252,9 @@ class Run:
         answer = self._ledger.status()
         if self._directory is None:
             self._directory = _same_machine(answer)
-        self._peers.learn(answer.addresses, self._directory)
+        # What a run that is not running announced may be another process's by now.
+        live = self._directory if answer.process.process else None
+        self._peers.learn(answer.addresses, live)
         return answer
 
     def _tokenizer(self) -> Tokenizer | None:

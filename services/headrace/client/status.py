@@ -63,6 +63,11 @@ class Status:
         return self.answer.ended
 
     @property
+    def offline(self) -> bool:
+        """Whether the journal said so, as there is no replay buffer."""
+        return not self.answer.process.process
+
+    @property
     def counts(self) -> dict[str, int]:
         """Prompts by state; `dropped` is the sum over all reasons."""
         counts = self.answer.counts
@@ -100,8 +105,13 @@ class Status:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        state = " · over" if self.ended else " · paused" if self.paused else ""
-        beside = f"step {self.step} of {self.total_steps or '?'}{state}"
+        beside = f"step {self.step} of {self.total_steps or '?'}"
+        for told, words in (
+            (self.ended, "over"),
+            (self.paused, "paused"),
+            (self.offline, "not running, read from its journal"),
+        ):
+            beside += f" · {words}" if told else ""
         live = {name: count for name, count in self.counts.items() if name in LIVE_STATES}
         shown = {name: n for name, n in live.items() if n or name != "failed"}
         parts = [

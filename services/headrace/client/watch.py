@@ -43,8 +43,8 @@ class Watch:
         from IPython.display import display
 
         ends = time.monotonic() + self._for_s if self._for_s is not None else None
-        shown = display(self._run.status(), display_id=True)
         try:
+            shown = display(self._run.status(), display_id=True)
             while True:
                 left_s = DRAW_EVERY_S if ends is None else ends - time.monotonic()
                 if left_s <= 0:

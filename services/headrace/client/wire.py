@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 
 import grpc
 
-from headrace.client.asking import Pauses, ask, is_outage, refusal
+from headrace.client.asking import ask, is_outage, refusal
 from headrace.client.queries import Queries
 from headrace.rpc.channel import open_sync_channel
 from headrace.rpc.security import Security
@@ -19,6 +19,8 @@ Response = TypeVar("Response")
 
 STREAM_S: Final = 3600.0
 """After this long a stream of events is opened again."""
+PAUSE_S: Final = 0.2
+"""Pause before a stream that broke is opened again."""
 
 
 def ask_replay(target: str, security: Security | None = None) -> Queries:
@@ -82,16 +84,14 @@ class WireLedger:
     ) -> Iterator[prompt_pb2.LedgerEvent]:
         """Give events, across restarts of the replay buffer, each once. See `Ledger`."""
         ends = time.monotonic() + for_s if for_s is not None else None
-        pauses = Pauses(self._patience_s)
         while True:
-            now = self.status()
+            now = self.status()  # waits for the replay buffer as long as patience lasts
             last = now.position if now.ended else until
             if last is not None and after >= last:
                 return
             timeout_s = STREAM_S if ends is None else max(0.0, ends - time.monotonic())
             try:
                 for event in self._stream(after, timeout_s):
-                    pauses.reset()
                     after = event.position
                     yield event
                     if event.name == "run_ended" or (last is not None and after >= last):
@@ -99,8 +99,9 @@ class WireLedger:
             except grpc.RpcError as failed:
                 if ends is not None and time.monotonic() >= ends:
                     return
-                if not is_outage(failed) or not pauses.wait():
+                if not is_outage(failed):
                     raise refusal(failed, self._who) from None
+                time.sleep(PAUSE_S)
 
     def _stream(self, after: int, timeout_s: float) -> Iterator[prompt_pb2.LedgerEvent]:
         call = self._stub.WatchEvents(
