@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from headrace.cli.view import TokenCount, View
-from headrace.client.steps import REWARD, Steps, sparkline
+from headrace.client.steps import REWARD, STEP_S, Steps, sparkline
 from headrace.v1 import status_pb2
 
 
@@ -22,6 +22,18 @@ def test_remaining_time_follows_from_the_last_steps() -> None:
     assert steps.remaining_s(40, now=140.0) == 20.0
     assert steps.remaining_s(40, now=141.0) == 19.0
     assert steps.remaining_s(0, now=140.0) is None
+
+
+def test_before_two_steps_were_seen_the_trainer_says_how_long_one_takes(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    file.write_text("".join(json.dumps({"step": s, STEP_S: 30.0}) + "\n" for s in (1, 2)))
+    steps = Steps()
+    assert steps.remaining_s(10, now=0.0) is None
+    steps.read(file)
+
+    assert steps.remaining_s(10, now=0.0) == 240.0
+    steps.add(3, {STEP_S: 30.0}, now=100.0)
+    assert steps.remaining_s(10, now=110.0) == 200.0
 
 
 def test_steps_that_were_missed_come_from_the_run_directory(tmp_path: Path) -> None:
