@@ -35,18 +35,24 @@ MAGIC = b"headrace-journal-1\n"
 
 
 def read_journal(directory: Path) -> list[journal_pb2.JournalRecord]:
-    """Read all records, up to a torn tail."""
-    data = (directory / "events-0000000000000001.log").read_bytes()
+    """Read all records of all segments, up to a torn tail."""
+    return [
+        record
+        for segment in sorted(directory.glob("events-*.log"))
+        for record in _records(segment.read_bytes())
+    ]
+
+
+def _records(data: bytes) -> Iterator[journal_pb2.JournalRecord]:
     assert data.startswith(MAGIC)
-    records, offset = [], len(MAGIC)
+    offset = len(MAGIC)
     while offset + 8 <= len(data):
         length, checksum = struct.unpack_from("<II", data, offset)
         body = data[offset + 8 : offset + 8 + length]
         if len(body) < length or crc32c(body) != checksum:
-            break
-        records.append(journal_pb2.JournalRecord.FromString(body))
+            return
+        yield journal_pb2.JournalRecord.FromString(body)
         offset += 8 + length
-    return records
 
 
 def judge(

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from typing import Any
 
 from judge_rules import (
     DROPPED,
@@ -84,7 +85,7 @@ class Model:
             if self.ended and name not in AFTER_THE_END:
                 self.say("end", f"{name} after the run's end")
             self._returned = 0
-            getattr(self, f"_{name}")(event)
+            getattr(self, f"_{name}", self._unexpected)(event)
             self._check_window()
             self.counts.append(self._count())
 
@@ -374,8 +375,8 @@ class Model:
 
     # -- the end and the rest
 
-    def _credit_added(self, event: journal_pb2.CreditAdded) -> None:
-        self.say("window", f"{event.count} prompts asked for by nobody")
+    def _unexpected(self, event: Any) -> None:
+        self.say("end", f"{type(event).__name__}, which nobody asked for")
 
     def _run_ended(self, event: journal_pb2.RunEnded) -> None:
         self.ended = event.cause

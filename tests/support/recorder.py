@@ -31,6 +31,8 @@ _Answer = TypeVar("_Answer")
 OUTAGES = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 AGAIN_S = 0.05
 WAIT_S = 2.0
+OUTAGE_S = 60.0
+"""How long nobody may answer; restarts take seconds, on a busy machine some more."""
 
 
 @dataclass(frozen=True)
@@ -98,12 +100,13 @@ class Recorder:
     async def _insist(
         self, name: str, request: Any, once: Callable[[], Awaitable[_Answer]]
     ) -> _Answer:
+        given_up = time.monotonic() + OUTAGE_S
         while True:
             try:
                 answer = await once()
             except grpc.aio.AioRpcError as failed:
                 self._note(name, request, None, f"{failed.code().name}: {failed.details()}")
-                if failed.code() not in OUTAGES:
+                if failed.code() not in OUTAGES or time.monotonic() > given_up:
                     raise
                 await asyncio.sleep(AGAIN_S)
             else:

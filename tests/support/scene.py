@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -19,9 +20,12 @@ from headrace.feeder.order import Order
 from headrace.feeder.sources.digits import digit_rows
 from headrace.v1 import journal_pb2, replay_pb2
 
+SETTLED_S = 30.0
+"""How long the last rows of a run may take to be registered."""
+
 
 def small_config(directory: Path, *, rows: int = 400, **sections: Any) -> dict[str, Any]:
-    """B = 4, n = 2, W = 2, T = 8; scripted; sections are merged in."""
+    """B = 4, n = 2, W = 2, nothing is ever stale; scripted; sections are merged in."""
     config: dict[str, Any] = {
         "run": {"name": "chaos", "run_dir": str(directory / "run"), "run_id": "chaos"},
         "data": {
@@ -43,7 +47,7 @@ def small_config(directory: Path, *, rows: int = 400, **sections: Any) -> dict[s
         },
         "reward": {"kind": "positional"},
         "trainer": {"num_warmup_batches": 2},
-        "sampler": {"max_off_policy_threshold": 8},
+        "sampler": {"max_off_policy_threshold": None},
         "ledger": {"lease_s": 2.0},
         "store": {"capacity_bytes": 2**24},
     }
@@ -96,12 +100,13 @@ class Scene:
 
     async def settled(self, fed: int | None = None) -> replay_pb2.AuditResponse:
         """Wait until the run has ended and its last rows are in; give the last audit."""
-        async with asyncio.timeout(60):
-            while True:
-                status = await self.recorder.status()
-                if status.ended and (fed is None or status.counts.fed == fed):
-                    return await self.recorder.audit()
-                await asyncio.sleep(0.05)
+        deadline = time.monotonic() + SETTLED_S
+        while True:
+            status = await self.recorder.status()
+            if status.ended and (fed is None or status.counts.fed == fed):
+                return await self.recorder.audit()
+            assert time.monotonic() < deadline, f"{fed} were to be fed: {status}"
+            await asyncio.sleep(0.05)
 
     def journal(self) -> list[journal_pb2.JournalRecord]:
         return read_journal(self.cluster.run / "journal")
@@ -135,9 +140,9 @@ async def scene(
     )
     try:
         cluster.start(*cluster.members)
+        await cluster.ready(*cluster.members)
         await recorder.begin()
         auditing = asyncio.create_task(recorder.keep_auditing())
-        await cluster.ready(*cluster.members)
         yield Scene(cluster, recorder, rules_of(config, may_drop=may_drop))
         auditing.cancel()
         await asyncio.gather(auditing, return_exceptions=True)

@@ -1,0 +1,215 @@
+"""A run whose processes are killed, stopped and started again ends as if nothing had happened.
+
+Real processes; the test is their trainer and records what it is told; the judge reads that record
+and the journal. `HEADRACE_CHAOS_KILLS` and `HEADRACE_CHAOS_SEED` make the random run longer, or
+repeat one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from killer import carry_out, plan
+from scene import Scene, scene, small_config
+
+from headrace.v1 import replay_pb2
+
+KILLS = int(os.environ.get("HEADRACE_CHAOS_KILLS", "14")) // 2
+"""In each of two runs."""
+SEED = int(os.environ.get("HEADRACE_CHAOS_SEED", "1"))
+STEPS = max(20, 2 * KILLS)
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(180)]
+
+
+@pytest.mark.timeout(240 + 12 * KILLS)
+@pytest.mark.parametrize("strategy", ["none", "drop"])
+async def test_a_run_under_random_kills_trains_every_prompt_once(
+    tmp_path: Path, strategy: str
+) -> None:
+    """`none`: exactly the first rows are trained on. `drop`: the stale ones among them are not."""
+    print(f"HEADRACE_CHAOS_SEED={SEED} HEADRACE_CHAOS_KILLS={2 * KILLS}")
+    config = small_config(
+        tmp_path,
+        rows=4 * STEPS * 4,
+        trainer={"total_training_steps": STEPS},
+        rollout={"engine": {"mean_latency_s": 0.2, "failure_rate": 0.03}},
+        sampler={"max_off_policy_strategy": strategy, "max_off_policy_threshold": 4},
+        ledger={"max_failures": 20},
+        journal={"compact_every": 100, "keep_settled": 20},
+    )
+    may_drop = ["stale"] if strategy == "drop" else []
+    async with scene(tmp_path, config, may_drop=may_drop) as play:
+        killing = asyncio.create_task(carry_out(plan(f"{SEED}/{strategy}", KILLS, STEPS), play))
+        await play.recorder.run()
+        print(f"{await killing} kills; {(await play.recorder.audit()).counts}")
+        assert await play.findings(fed=None if may_drop else 4 * STEPS) == []
+
+
+@pytest.mark.parametrize("victim", ["replay", "feeder", "worker-0", "store"])
+async def test_a_run_goes_on_after_one_kill(tmp_path: Path, victim: str) -> None:
+    config = small_config(
+        tmp_path,
+        trainer={"total_training_steps": 8},
+        rollout={"engine": {"mean_latency_s": 0.2}},
+    )
+    async with scene(tmp_path, config, workers=1) as play:
+        await play.recorder.run(steps=2)
+        await until(play, lambda status: status.counts.running > 0)
+        play.cluster.kill(victim)
+        play.cluster.start(victim)
+        await play.recorder.run()
+        assert await play.findings(fed=32) == []
+        regenerated = dict((await play.recorder.status()).regenerated)
+        if victim == "worker-0":
+            assert regenerated["expired"] > 0
+        if victim == "store":
+            assert regenerated["store_lost"] > 0
+
+
+async def test_a_worker_that_slept_past_its_leases_changes_nothing(tmp_path: Path) -> None:
+    config = small_config(
+        tmp_path,
+        trainer={"total_training_steps": 8},
+        rollout={"engine": {"mean_latency_s": 0.3}},
+        ledger={"lease_s": 1.0},
+    )
+    async with scene(tmp_path, config) as play:
+        await play.cluster.stop("worker-1")
+        await play.recorder.run(steps=2)
+        await until(play, lambda status: status.counts.running >= 4)
+        play.cluster.pause("worker-0")
+        play.cluster.start("worker-1")
+        await play.recorder.run(steps=3)  # with what was the sleeper's
+        before = play.cluster.log("worker-0").read_text()
+        play.cluster.resume("worker-0")
+        await eventually(
+            lambda: "lease_lost" in play.cluster.log("worker-0").read_text()[len(before) :]
+        )
+        await play.recorder.run()
+        assert await play.findings(fed=32) == []
+
+
+async def test_when_all_workers_fail_feeding_stops_and_no_prompt_is_lost(tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    config = small_config(
+        tmp_path,
+        trainer={"total_training_steps": 8},
+        rollout={"engine": {"failing_file": str(broken)}},
+        ledger={"max_failures": 2},
+    )
+    async with scene(tmp_path, config) as play:
+        await play.recorder.run(steps=2)
+        broken.touch()
+        training = asyncio.create_task(play.recorder.run())
+        await until(play, lambda status: status.circuit == replay_pb2.CIRCUIT_CAUSE_WORKERS_FAIL)
+        opened = await play.recorder.status()
+        assert "scripted" in opened.circuit_error
+        # Probes fail, one at a time, and nothing else happens.
+        await until(play, lambda now: now.regenerated["failed"] > opened.regenerated["failed"] + 2)
+        later = await play.recorder.status()
+        assert later.cursor == opened.cursor
+        assert later.counts.running <= 2
+        assert not later.counts.dropped
+        assert not training.done()
+        broken.unlink()
+        await training
+        assert await play.findings(fed=32) == []
+
+
+async def test_leases_that_run_out_all_the_time_fail_no_prompt(tmp_path: Path) -> None:
+    config = small_config(
+        tmp_path,
+        trainer={"total_training_steps": 15},
+        rollout={"engine": {"mean_latency_s": 0.2}},
+        ledger={"lease_s": 0.5},
+    )
+    async with scene(tmp_path, config) as play:
+        training = asyncio.create_task(play.recorder.run())
+        number = 0
+        while not training.done():
+            sleeper = play.cluster.workers[number % 2]
+            number += 1
+            play.cluster.pause(sleeper)
+            await asyncio.sleep(1.0)
+            play.cluster.resume(sleeper)
+            await asyncio.sleep(0.5)
+        await training
+        assert await play.findings(fed=60) == []
+        leases = [
+            record.prompts_leased.leases
+            for record in play.journal()
+            if record.HasField("prompts_leased")
+        ]
+        expired = (await play.recorder.status()).regenerated["expired"]
+        assert expired >= 0.15 * sum(map(len, leases))
+
+
+async def test_without_a_window_slow_loading_wastes_no_group(tmp_path: Path) -> None:
+    config = small_config(
+        tmp_path,
+        trainer={"total_training_steps": 5, "num_warmup_batches": 0},
+        sampler={"max_off_policy_threshold": 1},
+        rollout={"engine": {"load_latency_s": 0.5}},
+    )
+    async with scene(tmp_path, config) as play:
+        await play.recorder.run()
+        assert await play.findings(fed=20) == []
+        spans = [
+            group.span
+            for entry in play.recorder.history
+            if entry.call == "SampleBatch" and entry.answer is not None
+            for group in entry.answer.groups
+        ]
+        assert spans == [1] * 20
+        attempts = [
+            lease.attempt for record in play.journal() for lease in record.prompts_leased.leases
+        ]
+        assert attempts == [1] * 20
+
+
+async def test_without_a_window_waiting_for_the_oldest_makes_progress(tmp_path: Path) -> None:
+    config = small_config(
+        tmp_path,
+        trainer={"total_training_steps": 5, "num_warmup_batches": 0},
+        sampler={"max_off_policy_threshold": 1, "max_off_policy_strategy": "wait"},
+    )
+    async with scene(tmp_path, config, part_count=2) as play:
+        async with asyncio.timeout(60):
+            await play.recorder.run()
+        assert await play.findings(fed=20) == []
+
+
+async def test_rows_that_fill_no_batch_are_surplus(tmp_path: Path) -> None:
+    config = small_config(tmp_path, rows=22)
+    async with scene(tmp_path, config, workers=1, may_drop=["surplus"]) as play:
+        assert play.recorder.total_steps == 5
+        await play.recorder.run()
+        assert await play.findings(fed=22) == []
+        counts = (await play.recorder.status()).counts
+        assert (counts.trained, dict(counts.dropped)) == (20, {"surplus": 2})
+
+
+async def until(play: Scene, holds: Callable[[Any], bool]) -> None:
+    """Ask for the status until something holds of it."""
+
+    async def look() -> bool:
+        return holds(await play.recorder.status())
+
+    await eventually(look)
+
+
+async def eventually(look: Callable[[], bool | Awaitable[bool]], within_s: float = 60) -> None:
+    deadline = time.monotonic() + within_s
+    while True:
+        found = look()
+        if found if isinstance(found, bool) else await found:
+            return
+        assert time.monotonic() < deadline, "nothing happened"
+        await asyncio.sleep(0.05)
