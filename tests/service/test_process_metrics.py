@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import http.client
+import socket
+import ssl
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +17,7 @@ import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from headrace.cli.credentials import make_credentials
 from headrace.errors import UsageError
 from headrace.rpc import announce
 from headrace.rpc.mirror import Mirror, gauge
@@ -156,6 +161,29 @@ async def test_a_scrape_needs_the_token_that_calls_need(make: Make, tmp_path: Pa
             await asyncio.to_thread(fetch, address, **headers)
     text = await asyncio.to_thread(fetch, address, Authorization="Bearer abc")
     assert "headrace_process_info" in text
+
+
+async def test_with_tls_a_scrape_is_https_and_a_silent_client_holds_up_nobody(
+    make: Make, tmp_path: Path
+) -> None:
+    made = make_credentials(tmp_path / "certs", (), days=1, force=False, now=datetime.now(UTC))
+    security = Security(pair=(made.key.read_bytes(), made.cert.read_bytes()))
+    address = await metrics_of(make(security=security), tmp_path / "store.json")
+    host, _, port = address.rpartition(":")
+    trusting = ssl.create_default_context(cafile=str(made.ca))
+
+    def fetch_safely() -> str:
+        with urllib.request.urlopen(
+            f"https://{address}/metrics", timeout=20, context=trusting
+        ) as answer:
+            text: str = answer.read().decode()
+            return text
+
+    with socket.create_connection((host, int(port))):  # and never says a word
+        text = await asyncio.to_thread(fetch_safely)
+    assert "headrace_process_info" in text
+    with pytest.raises((urllib.error.URLError, ConnectionError, http.client.HTTPException)):
+        await asyncio.to_thread(fetch, address)
 
 
 async def test_a_taken_port_is_named(make: Make, tmp_path: Path) -> None:
