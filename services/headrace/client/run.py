@@ -213,11 +213,12 @@ class Run:
             Their uids, in order, for `where`.
 
         Raises:
-            WireError: a row has no prompt, is too long, or the run is not on.
-            UsageError: the feeder does not answer.
+            WireError: a row has no prompt, is too long, or the run is not on yet.
+            UsageError: the run is over, or the feeder does not answer.
 
         """
-        self._ask_status()
+        if self._ask_status().ended:
+            raise UsageError("the run is over; rows can be fed while it is on")
         return feed_rows(
             self._peers.channel("feeder"),
             rows,
