@@ -196,10 +196,16 @@ def test_the_fingerprint_has_parts_names_and_shares(tmp_path: Path) -> None:
 def test_a_bad_part_is_one_clear_error_that_names_it(tmp_path: Path) -> None:
     good = {"source": jsonl(tmp_path / "a.jsonl", "a")}
     empty = {"source": jsonl(tmp_path / "empty.jsonl")}
+    other = {"source": jsonl(tmp_path / "b.jsonl", "a") | {"prompt_key": "q"}}
     gone = {"source": {"kind": "jsonl", "path": str(tmp_path / "gone.jsonl")}}
     for parts, message in (
         ({"x": good, "y": empty}, r"data\.source\.parts\.y: .*empty\.jsonl has no rows; leave"),
-        ({"x": good, "y": gone}, r"data\.source\.parts\.y: data\.source\.path: cannot read"),
+        (
+            {"x": good, "y": other},
+            r"^data\.source\.parts\.y: .*b\.jsonl:1: no column 'q'; .*; "
+            r"set data\.source\.parts\.y\.source\.prompt_key and data",
+        ),
+        ({"x": good, "y": gone}, r"^data\.source\.parts\.y\.source\.path: cannot read"),
         (
             {"x": good | {"weight": 0.333333}, "y": good | {"weight": 0.666667}},
             r"data\.source\.parts: the weights .* round them",

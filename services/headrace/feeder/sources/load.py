@@ -73,5 +73,12 @@ def _mixture(config: MixtureSource) -> MixtureRows:
         try:
             parts.append(Part(name, _single(part.source), part.weight))
         except UsageError as error:
-            raise UsageError(f"data.source.parts.{name}: {error}") from error
+            raise UsageError(_in_part(name, str(error))) from error
     return MixtureRows(parts)
+
+
+def _in_part(name: str, message: str) -> str:
+    """Say of a part what was said of a source alone: its keys are longer."""
+    key = f"data.source.parts.{name}"
+    place = "" if message.startswith("data.source.") else f"{key}: "
+    return place + message.replace("data.source.", f"{key}.source.")

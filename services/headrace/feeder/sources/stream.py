@@ -6,8 +6,8 @@ It returns an iterable of mappings that can write down where it is:
     state_dict()            where it is, after the row that it gave last; JSON
     load_state_dict(state)  before `__iter__`: go on after that row
 
-Iterable data sets of `datasets` and torchdata's `StatefulDataLoader` are such. Knows nothing of
-who keeps the state meanwhile. The end of the iteration is the end of the data.
+An `IterableDataset` of `datasets` is one, but for its `shuffle`, whose buffer is not in its state.
+Knows nothing of who keeps the state meanwhile. The end of the iteration is the end of the data.
 """
 
 from __future__ import annotations
