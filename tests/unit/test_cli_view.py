@@ -9,7 +9,7 @@ import pytest
 
 from headrace.cli.view import TokenCount, View
 from headrace.client.steps import REWARD, STEP_S, Steps, sparkline
-from headrace.v1 import status_pb2
+from headrace.v1 import rollout_pb2, status_pb2
 
 
 def test_remaining_time_follows_from_the_last_steps() -> None:
@@ -114,3 +114,37 @@ def test_a_process_that_has_not_announced_itself_is_starting() -> None:
     found.heard = {"store": 90.0}
 
     assert found.starting == ["trainer"]
+
+
+def stalled_view(now: float) -> View:
+    view = View("run", begun=0.0, now=now)
+    wait = status_pb2.Wait(name="batch", owner="replay", stall_after_s=300, stalled=True)
+    view.processes["trainer"] = status_pb2.ProcessStatus(process="trainer", waits=[wait])
+    return view
+
+
+def test_what_was_waited_while_the_run_was_paused_is_no_stall() -> None:
+    view = stalled_view(now=1000.0)
+    assert [name for name, _ in view.stalls()] == ["trainer"]
+    view.paused_until = 1000.0  # it still is
+    assert view.stalls() == []
+    assert [wait.name for _, wait in view.waits()] == ["batch"]
+
+    view.now = 1299.0  # resumed meanwhile
+    assert view.stalls() == []
+    view.now = 1301.0
+    assert [name for name, _ in view.stalls()] == ["trainer"]
+
+
+def test_a_worker_that_goes_home_waits_for_nothing_and_is_not_waited_for() -> None:
+    view = View("run", begun=0.0, now=100.0)
+    view.kept = frozenset({"worker-1"})
+    view.heard = {"worker-1": 50.0}
+    wait = status_pb2.Wait(name="work", owner="replay", elapsed_s=60)
+    view.processes["worker-1"] = status_pb2.ProcessStatus(process="worker-1", waits=[wait])
+    view.workers["worker-1"] = rollout_pb2.GetWorkerStatusResponse()
+    assert len(view.waits()) == 2
+
+    view.workers["worker-1"].draining = True
+
+    assert view.waits() == []

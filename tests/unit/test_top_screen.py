@@ -155,6 +155,12 @@ def test_a_process_that_does_not_answer_is_a_wait_with_its_reason(view: View) ->
     assert "store answers GetStatus (Connection refused)" in text
 
 
+def test_a_wait_with_a_long_end_cuts_the_end_and_nothing_else(view: View) -> None:
+    view.processes["trainer"].waits[0].ends_when = "x" * 500
+
+    assert "batch trainer replay STALLED 6:40 xxx" in " ".join(drawn(table(view)).split())
+
+
 def test_more_than_there_is_room_for_is_counted(view: View) -> None:
     assert view.replay is not None
     for number in range(100):

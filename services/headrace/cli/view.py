@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -92,14 +93,19 @@ class View:
     """How long a process may be silent."""
     asker: str = "the launcher"
     """Who asks them."""
+    paused_until: float = -math.inf
+    """When the run was last known to be paused; before that, waiting was nobody's fault."""
 
     def waits(self) -> list[tuple[str, status_pb2.Wait]]:
         """Give all waits as (process, wait), the longest first; silence is one, too."""
-        found = [(name, w) for name, process in self.processes.items() for w in process.waits]
+        staying = {name for name in self.processes if not self._goes_home(name)}
+        found = [(n, self._excused(w)) for n in staying for w in self.processes[n].waits]
         found += [
             (name, self._silence(name))
             for name, heard in self.heard.items()
-            if name in self.kept and self.now - heard > min(SILENT_AFTER_S, self.stall_after_s)
+            if name in self.kept
+            and not self._goes_home(name)
+            and self.now - heard > min(SILENT_AFTER_S, self.stall_after_s)
         ]
         return sorted(found, key=lambda pair: -pair[1].elapsed_s)
 
@@ -116,6 +122,19 @@ class View:
     def total_steps(self) -> int:
         """Steps in the run; 0 while not known."""
         return self.replay.total_steps if self.replay is not None else 0
+
+    def _goes_home(self, name: str) -> bool:
+        """Whether it is a worker that was sent home: what it said last does not hold any more."""
+        return name in self.workers and self.workers[name].draining
+
+    def _excused(self, wait: status_pb2.Wait) -> status_pb2.Wait:
+        """Take it that no wait is a stall for what it waited while the run was paused."""
+        if not wait.stalled or self.now - self.paused_until > wait.stall_after_s:
+            return wait
+        excused = status_pb2.Wait()
+        excused.CopyFrom(wait)
+        excused.stalled = False
+        return excused
 
     def _silence(self, name: str) -> status_pb2.Wait:
         silent_s = self.now - self.heard[name]

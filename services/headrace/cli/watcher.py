@@ -167,6 +167,8 @@ class Watcher:
             replay_pb2.GetReplayStatusRequest(), timeout=ANSWER_WITHIN_S
         )
         self._view.replay = answer
+        if answer.paused:
+            self._view.paused_until = self._now()
         return answer.process
 
     async def _ask_trainer(self, name: str) -> status_pb2.ProcessStatus:

@@ -206,7 +206,8 @@ def _workers(rows: Sequence[tuple[Text | str, ...]], count: int) -> RenderableTy
 def _waits(waits: Sequence[tuple[str, status_pb2.Wait]], count: int | None) -> RenderableType:
     """Show the longest first; the stalled ones in red."""
     grid = _columns(("wait", "left"), ("who", "left"), ("owner", "left"), ("for", "right"))
-    grid.add_column("ends when", style="", no_wrap=True, overflow="ellipsis", ratio=1)
+    grid.expand = True  # what is too long for the line is cut from the last column
+    grid.add_column("ends when", no_wrap=True, overflow="ellipsis", ratio=1)
     shown = waits if count is None else waits[:count]
     for who, wait in shown:
         lasts = duration(wait.elapsed_s)
