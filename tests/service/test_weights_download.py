@@ -157,14 +157,10 @@ async def test_a_file_that_was_begun_is_read_to_its_end_though_its_version_is_pr
     assert not list(town.given.iterdir())
 
 
-async def test_only_the_loaded_version_and_the_one_on_its_way_are_kept(town: Town) -> None:
+async def test_only_the_newest_version_is_kept_and_is_got_once(town: Town) -> None:
     for version in range(3):
         weights = publish(town.given, version)
         await town.downloads.get(weights)
-        assert town.versions() == [
-            f"v{kept:08d}" for kept in range(max(0, version - 1), version + 1)
-        ]
-        await town.downloads.keep_only(weights)
         assert town.versions() == [f"v{version:08d}"]
     asked = len(town.giver.asked)
 

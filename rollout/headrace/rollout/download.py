@@ -72,7 +72,7 @@ class _File:
 
 
 class Downloads:
-    """The versions that this worker has got, or is getting.
+    """The version that this worker has got, or is getting.
 
     Args:
         trainer: who gives them.
@@ -92,10 +92,9 @@ class Downloads:
         self._root = root
         self._now = now
         self._files: dict[Path, _File] = {}
-        self._kept: Path | None = None
 
     async def get(self, weights: prompt_pb2.PublishedWeights) -> prompt_pb2.PublishedWeights:
-        """Get a version, and return it with the directory that it lies in.
+        """Get a version, and return it with the directory that it lies in; remove all others.
 
         Called again after an error, it goes on with what is there.
 
@@ -128,11 +127,6 @@ class Downloads:
             id=weights.id, uri=str(directory), checksum=weights.checksum
         )
 
-    async def keep_only(self, weights: prompt_pb2.PublishedWeights) -> None:
-        """Remove all other versions, whole or not."""
-        self._kept = self._root / _folder_name(weights)
-        await asyncio.to_thread(self._make_room, self._kept)
-
     async def distrust(self, weights: prompt_pb2.PublishedWeights) -> None:
         """Read a version again, and forget the files that are not what was received."""
         directory = self._root / _folder_name(weights)
@@ -141,13 +135,12 @@ class Downloads:
                 del self._files[path]
 
     def _make_room(self, directory: Path) -> None:
-        """Have nothing but this version and the one to be kept."""
-        kept = {directory, self._kept}
+        """Have nothing but this version. Its predecessor is in the engine, and needs no files."""
         for path in self._root.iterdir():
-            if path not in kept:
+            if path != directory:
                 shutil.rmtree(path, ignore_errors=True)
         self._files = {
-            path: file for path, file in self._files.items() if kept.intersection(path.parents)
+            path: file for path, file in self._files.items() if directory in path.parents
         }
         directory.mkdir(exist_ok=True)
 

@@ -149,7 +149,6 @@ class Weights:
         except EngineError:
             await self._downloads.distrust(weights)
             raise
-        await self._downloads.keep_only(weights)
 
     async def _hold_back(self) -> None:
         self._pause.fail()

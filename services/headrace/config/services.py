@@ -101,8 +101,8 @@ class WeightsConfig(Section):
     """The directory; null = `weights` in the run directory. With `grpc` only the trainer uses
     it."""
     tmpdir: Path | None = None
-    """With `grpc`: where a worker makes its private folder for what it has got, two versions at
-    the most; null = the system's folder for temporary files."""
+    """With `grpc`: where a worker makes its private folder for what it has got, one version at a
+    time; null = the system's folder for temporary files."""
 
 
 class EndpointsConfig(Section):

@@ -56,7 +56,7 @@ class WeightsServer:
             f"version {version} of {lineage!r} is not kept any more; ask for the newest"
         )
         # These names come from another machine and make a path here.
-        if not re.fullmatch(r"[A-Za-z0-9.-]+", lineage) or version < 0:
+        if not re.fullmatch(r"[A-Za-z0-9.-]+", lineage):
             raise gone
         directory = self._root / name_of(self._run_id, lineage, version)
         try:
