@@ -90,7 +90,7 @@ class Place:
                     "train_batch_size": 1,
                 },
                 "model": {"architecture": "gpt2", "tokenizer": {"alphabet": "ab", "eos": "."}},
-                "store": {"capacity_bytes": 2**24, "call_timeout_s": 1},
+                "store": {"capacity_bytes": 2**24, "call_timeout_s": 1, "durability": "memory"},
                 "endpoints": {"replay": self.replay_address},
             }
         )
@@ -153,7 +153,9 @@ def trajectory(session: int) -> Trajectory:
     )
 
 
-async def test_a_killed_store_comes_back_empty_as_another_incarnation(place: Place) -> None:
+async def test_a_killed_store_without_a_log_comes_back_empty_as_another_incarnation(
+    place: Place,
+) -> None:
     put = [trajectory(session) for session in range(4)]
     keys = [message.key for message in put]
     async with place.started() as process, place.connected(process) as stub:
