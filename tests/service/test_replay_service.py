@@ -272,6 +272,7 @@ async def test_events_are_watched_from_any_position_without_gaps(opened: OpenJou
 
 MUTATING: dict[str, Callable[[Replay, int], Any]] = {
     "OpenFeed": lambda r, i: r.stub.OpenFeed(pb.OpenFeedRequest(row_count=1000, fingerprint="f")),
+    "EndFeed": lambda r, i: r.stub.EndFeed(pb.EndFeedRequest(ordinal_count=800)),
     "RegisterPrompts": lambda r, i: r.stub.RegisterPrompts(
         pb.RegisterPromptsRequest(
             first_ordinal=12, prompts=[pb.NewPrompt(uid=f"e0r{12 + k}") for k in range(4)]

@@ -128,6 +128,8 @@ def test_credit_is_fed_once_per_request_id(kind: str) -> None:
     assert world.feed(5) == 3
     assert world.demand == 0
     assert world.ledger.credit == 0
+    feeding.add_credit(world.ledger, count=2, request_id="b", kind=kind)
+    assert world.demand == 2, "a second wish counts while the first still overfills the window"
 
 
 def test_at_most_the_demand_is_accepted_and_repeats_are_ignored() -> None:

@@ -101,7 +101,9 @@ def _steps(ledger: Ledger) -> list[str]:
 
 def _group(ledger: Ledger, settings: LedgerSettings, group: Group) -> list[str]:
     found = []
-    if group.state in (FINISHED, SAMPLED, TRAINED) and len(group.sessions) != ledger.n:
+    # Of a group that settled before the last compaction the sessions are forgotten.
+    complete = len(group.sessions) == ledger.n or (group.state == TRAINED and not group.sessions)
+    if group.state in (FINISHED, SAMPLED, TRAINED) and not complete:
         found.append(
             f"{group.uid} is {state_name(group.state)} with {len(group.sessions)} sessions"
         )

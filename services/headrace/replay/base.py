@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 
 from headrace.replay.events import SCHEMA_VERSION
-from headrace.replay.group import DROPPED, TRAINED, Group
+from headrace.replay.group import DROPPED, SETTLED, TRAINED, Group
 from headrace.replay.ledger import Ledger
 from headrace.replay.progress import CommitMemo, Feed, OpenStep
 from headrace.v1 import journal_pb2 as journal
@@ -138,8 +138,12 @@ def _copied(fed: journal.HandFed) -> journal.HandFed:
 
 
 def _to_stored(group: Group) -> journal.StoredGroup:
+    seen = group.to_proto()
+    if group.state in SETTLED:
+        # Their rows are gone; the journal tells what they were, as far back as it goes.
+        seen.ClearField("sessions")
     return journal.StoredGroup(
-        group=group.to_proto(),
+        group=seen,
         payload=group.payload,
         fed_step=group.fed_step,
         store_incarnation=group.store_incarnation,

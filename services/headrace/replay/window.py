@@ -4,7 +4,8 @@
     remaining = groups the run still has to train - SAMPLED
     target    = min(floor(W x B) + open, remaining)
     occupancy = groups in PENDING, RUNNING or FINISHED
-    demand    = max(0, min(floor(W x B) + open + credit, remaining) - occupancy)
+    demand    = max(0, target - occupancy)
+              + min(credit, max(0, remaining - max(target, occupancy)))
 
 Under `drop` whatever is past T was dropped when the step moved on, so every group counted in
 occupancy can still be used.
@@ -43,5 +44,5 @@ class Window:
     @property
     def demand(self) -> int:
         """What it lacks, with what was asked for by hand."""
-        wanted = min(self.size + self.open_count + self.credit, self.remaining)
-        return max(0, wanted - self.occupancy)
+        beyond = max(0, self.remaining - max(self.target, self.occupancy))
+        return self.own_demand + min(self.credit, beyond)
