@@ -14,7 +14,6 @@ from headrace.config.data import DataConfig, HfSource
 from headrace.errors import UsageError
 from headrace.feeder.sources.load import open_source
 from headrace.feeder.sources.source import Source
-from headrace.feeder.sources.stream import StreamRows
 
 REAL = Path(__file__).parents[1] / "data" / "hf"
 TRAIN = ["16", "22", "8", "14", "10", "0", "2", "18", "4", "20"]
@@ -23,9 +22,7 @@ TRAIN = ["16", "22", "8", "14", "10", "0", "2", "18", "4", "20"]
 
 def opened(path: Path, **settings: Any) -> Source:
     source = HfSource(kind="hf", path=path, **settings)
-    rows = open_source(DataConfig(source=source, train_batch_size=1))
-    assert not isinstance(rows, StreamRows)
-    return rows
+    return open_source(DataConfig(source=source, train_batch_size=1))
 
 
 def saved(folder: Path, *files: list[dict[str, Any]], split: str | None = None) -> Path:

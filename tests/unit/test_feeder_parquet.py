@@ -16,7 +16,6 @@ from headrace.errors import UsageError
 from headrace.feeder.sources import parquet as parquet_module
 from headrace.feeder.sources.load import open_source
 from headrace.feeder.sources.source import Row, Source
-from headrace.feeder.sources.stream import StreamRows
 
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2+2?"}]
 
@@ -35,9 +34,7 @@ def numbered(count: int, *, first: int = 0) -> list[dict[str, Any]]:
 
 def opened(path: Path, **settings: Any) -> Source:
     source = ParquetSource(kind="parquet", path=path, **settings)
-    rows = open_source(DataConfig(source=source, train_batch_size=1))
-    assert not isinstance(rows, StreamRows)
-    return rows
+    return open_source(DataConfig(source=source, train_batch_size=1))
 
 
 def all_rows(source: Source) -> list[Row]:

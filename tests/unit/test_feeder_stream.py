@@ -8,14 +8,14 @@ import stream_rows
 
 from headrace.config.data import DataConfig, StreamSource
 from headrace.errors import UsageError
-from headrace.feeder.sources.load import open_source
+from headrace.feeder.sources.load import open_data
 from headrace.feeder.sources.source import Row
 from headrace.feeder.sources.stream import StreamRows
 
 
 def opened(function: str, **options: Any) -> StreamRows:
     source = StreamSource(kind="stream", function=f"stream_rows:{function}", options=options)
-    stream = open_source(DataConfig(source=source, train_batch_size=4))
+    stream = open_data(DataConfig(source=source, train_batch_size=4))
     assert isinstance(stream, StreamRows)
     return stream
 

@@ -34,13 +34,13 @@ def preflight(path: Path, overrides: Sequence[str]) -> Checked:
     config = load_config(path, overrides)
 
     # Imported here: a wrong configuration is told without waiting for them.
-    from headrace.feeder.sources.load import open_source
+    from headrace.feeder.sources.load import open_data
     from headrace.rollout.rewards.make import check_rewards
     from headrace.rpc.security import Security
     from headrace.tokenizer.load import load_tokenizer
 
     Security.from_config(config).check_host(config.endpoints.bind_host)
-    open_source(config.data)
+    open_data(config.data)
     load_tokenizer(config.model)
     check_rewards(config.reward)
     return Checked(config, tuple(config.warnings()))

@@ -17,7 +17,7 @@ from headrace.feeder.order import Order, RowOrder
 from headrace.feeder.prompts import Packer, Prompts
 from headrace.feeder.reading import Reader
 from headrace.feeder.service import PromptFeederService, ReadPositions
-from headrace.feeder.sources.load import open_source
+from headrace.feeder.sources.load import open_data
 from headrace.feeder.sources.mixture import MixtureRows
 from headrace.feeder.sources.source import Source
 from headrace.feeder.sources.stream import StreamRows
@@ -46,7 +46,7 @@ async def run(config: Config, options: ProcessOptions) -> int:
     """
     if config.endpoints.replay is None:
         raise UsageError("endpoints.replay: the feeder needs the replay buffer's host:port")
-    source = open_source(config.data)
+    source = open_data(config.data)
     packer = Packer(load_tokenizer(config.model), max_prompt_length=config.data.max_prompt_length)
     supply: Supply
     read_positions: ReadPositions | None = None

@@ -27,19 +27,31 @@ from headrace.feeder.sources.source import Source
 from headrace.feeder.sources.stream import StreamRows
 
 
-def open_source(config: DataConfig) -> Source | StreamRows:
-    """Open the data set and find whatever is wrong with it. Of a stream, nothing is read.
+def open_data(config: DataConfig) -> Source | StreamRows:
+    """Open the data set or the stream, of which nothing is read.
+
+    Raises:
+        UsageError: something is wrong with it.
+
+    """
+    if isinstance(config.source, StreamSource):
+        return StreamRows(config.source)
+    return open_source(config)
+
+
+def open_source(config: DataConfig) -> Source:
+    """Open the data set, which is no stream, and find whatever is wrong with it.
 
     Raises:
         UsageError: it cannot be opened, a row of a file is malformed, it is empty, or it has fewer
             rows than a batch.
 
     """
+    assert not isinstance(config.source, StreamSource)
+    source: Source
     match config.source:
-        case StreamSource() as stream:
-            return StreamRows(stream)
         case MixtureSource() as mixture:
-            source: Source = _mixture(mixture)
+            source = _mixture(mixture)
         case single:
             source = _single(single)
     rows, batch = len(source), config.train_batch_size
