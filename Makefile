@@ -4,10 +4,10 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check format chaos bench proto docs clean
+.PHONY: help run test check format chaos test-compose docker/wheels/torch bench proto docs clean
 
 help: ## list the targets
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z/-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
 
 $(VENV)/.run: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -42,6 +42,13 @@ format: $(VENV)/.installed ## format and fix what can be fixed
 
 chaos: $(VENV)/.installed ## kill processes for a long while
 	HEADRACE_CHAOS_KILLS=$${HEADRACE_CHAOS_KILLS:-100} $(BIN)/pytest -q -m chaos --timeout 3600
+
+test-compose: $(VENV)/.installed ## run docker-compose.yml for real; needs a Docker engine
+	docker compose -p headrace-test -f docker-compose.yml build
+	$(BIN)/pytest -q -s -m compose tests/compose
+
+docker/wheels/torch: ## fetch a CPU build of torch for the images, if your index has one
+	$(PYTHON) -m pip download --no-deps -c constraints.txt -d docker/wheels torch
 
 bench: $(VENV)/.installed ## measure ledger, feed, sampling and store, as ratios of one run
 	$(BIN)/python benchmarks/bench.py

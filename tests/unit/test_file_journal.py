@@ -116,6 +116,9 @@ def test_a_directory_that_cannot_be_used_is_a_usage_error(tmp_path: Path) -> Non
         FileJournal(tmp_path / "file" / "journal", fsync=False)
     with pytest.raises(UsageError, match="cannot be opened"):
         FileJournal(tmp_path / "missing", fsync=False, writable=False)
+    (tmp_path / "lock").write_text("")
+    with pytest.raises(UsageError, match="holds no journal"):
+        FileJournal(tmp_path, fsync=False, writable=False)
 
 
 def test_records_go_on_in_a_new_segment_and_old_segments_can_go(tmp_path: Path) -> None:

@@ -211,9 +211,11 @@ class FileJournal:
         firsts = sorted(
             int(path.stem.removeprefix("events-")) for path in self._directory.glob("events-*.log")
         )
-        begun = bool(firsts)
+        if not firsts and not writable:
+            msg = f"{self._directory} holds no journal: it has no events-*.log"
+            raise UsageError(msg)
         segments = [Segment(self._directory, f, writable=writable) for f in firsts or [1]]
-        self.torn_bytes = segments[-1].scan(last=True, cut=writable) if begun or writable else 0
+        self.torn_bytes = segments[-1].scan(last=True, cut=writable)
         next_position = self.base.position + 1 if self.base else 1
         if segments[0].first_position > next_position:
             msg = f"{self._directory}: the segment with position {next_position} is missing"
