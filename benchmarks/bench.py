@@ -24,6 +24,7 @@ import bench_cycle
 import bench_feed
 import bench_sampling
 import bench_store
+import bench_store_log
 from bench_table import Row, milliseconds, render
 from interleave import percentile
 from peer_process import running_peer
@@ -34,6 +35,7 @@ PARTS = {
     "cycle": bench_cycle.measure,
     "feed": bench_feed.measure,
     "store": bench_store.measure,
+    "store-log": bench_store_log.measure,
     "sampling": bench_sampling.measure,
 }
 

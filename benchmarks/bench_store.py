@@ -89,7 +89,7 @@ def serve_store(config_json: str, announcement: str) -> None:
 
 
 @asynccontextmanager
-async def running_store() -> AsyncIterator[StoreStub]:
+async def running_store(*, durability: str = "log") -> AsyncIterator[StoreStub]:
     """Start the store and the replay buffer it belongs to; yield a stub once it has answered."""
     async with AsyncExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -102,6 +102,7 @@ async def running_store() -> AsyncIterator[StoreStub]:
                 "run": {"run_dir": str(scratch), "run_id": "bench"},
                 "data": {"source": {"kind": "jsonl", "path": "none"}, "train_batch_size": 1},
                 "model": {"architecture": "gpt2", "tokenizer": {"alphabet": "a", "eos": "."}},
+                "store": {"durability": durability},
                 "endpoints": {"replay": replay.address},
             }
         )

@@ -290,6 +290,30 @@ async def test_of_two_different_values_put_at_once_under_one_key_one_is_refused(
     assert await bench.store.read([first.key]) == ([value_of(first)], [])
 
 
+async def test_puts_that_are_written_together_do_not_share_their_failures(bench: Bench) -> None:
+    there, lost = trajectory(0), trajectory(1)
+    await put_trajectories(bench.stub, [there, lost])
+    await bench.queue.clear([lost.key])
+    good = [trajectory(session) for session in range(2, 6)]
+    too_large = trajectory(7, tokens=5_000_000)
+    assert too_large.ByteSize() > CAPACITY_BYTES
+    puts = [*([one] for one in good), [trajectory(0, tokens=5)], [too_large], [lost], [there]]
+
+    outcomes = await asyncio.gather(
+        *(bench.store.put([inspect(value_of(one)) for one in put]) for put in puts),
+        return_exceptions=True,
+    )
+
+    kinds = [type(outcome) for outcome in outcomes]
+    none = type(None)
+    assert kinds == [none] * 4 + [KeyExistsError, StoreFullError, NotReadyError, none]
+    found, missing = await get_trajectories(
+        bench.stub, [one.key for one in (*good, there, lost, too_large)]
+    )
+    assert list(found.values()) == [*good, there]
+    assert missing == [lost.key, too_large.key]
+
+
 async def test_a_damaged_chunk_is_refused_and_nothing_is_there(bench: Bench) -> None:
     good, bad = trajectory(0), trajectory(1)
     chunks = next(split([value_of(good), value_of(bad)]))

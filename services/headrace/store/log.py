@@ -18,9 +18,8 @@ import errno
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 from headrace.errors import NotReadyError, UsageError
 from headrace.log import get_logger
@@ -39,8 +38,7 @@ _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _log = get_logger()
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """Where a row lies."""
 
     segment: Segment

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from headrace.errors import WireError
+from headrace.errors import UsageError, WireError
 from headrace.log import get_logger
 from headrace.rpc.calls import Stopped
 from headrace.store.log import StoreLog
@@ -63,6 +63,7 @@ async def refill(
 
     Raises:
         Stopped: `stopping` was set.
+        UsageError: the disk does not let the log be read.
         NotReadyError: TransferQueue gave no answer.
 
     """
@@ -94,8 +95,11 @@ async def refill(
 
 def _next_batch(values: Iterator[Value]) -> _Batch:
     batch = _Batch()
-    for value in values:
-        batch.add(value)
-        if batch.is_full:
-            break
+    try:
+        for value in values:
+            batch.add(value)
+            if batch.is_full:
+                break
+    except OSError as error:
+        raise UsageError(f"the store's log cannot be read: {error}") from error
     return batch
