@@ -70,7 +70,8 @@ async def test_a_run_goes_on_after_one_kill(tmp_path: Path, victim: str) -> None
         if victim == "worker-0":
             assert regenerated["expired"] > 0
         if victim == "store":
-            assert regenerated["store_lost"] > 0
+            # It came back from its log.
+            assert "store_lost" not in regenerated
 
 
 async def test_a_worker_that_slept_past_its_leases_changes_nothing(tmp_path: Path) -> None:
