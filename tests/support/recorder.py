@@ -153,25 +153,35 @@ class Recorder:
 
     async def train(self) -> None:
         """Do one step."""
+        keys = await self.sample()
+        if keys is None:
+            self.ended = True
+        else:
+            await self.commit(keys)
+        async with self._progress:
+            self._progress.notify_all()
+
+    async def sample(self) -> list[str] | None:
+        """Get the step's batch and read it; give the keys, or None when there are no more."""
         keys: list[str] = []
         for part in range(self._part_count):
             groups = await self._sample(part)
             if groups is None:
-                self.ended = True
-                break
+                return None
             keys += [ref.key for group in groups for ref in group.trajectories]
-        else:
-            request = pb.CommitStepRequest(incarnation=self.incarnation, step=self.step)
-            answer = await self.call("CommitStep", request)
-            await self.publish(self.step)
-            self.ended = answer.ended
-            with contextlib.suppress(grpc.aio.AioRpcError):  # the store sweeps what is left
-                await self.store.DeleteTrajectories(
-                    store_pb2.DeleteTrajectoriesRequest(keys=keys), timeout=5
-                )
-            self.step += 1
-        async with self._progress:
-            self._progress.notify_all()
+        return keys
+
+    async def commit(self, keys: Sequence[str]) -> None:
+        """Commit the step, publish its weights, let its trajectories go."""
+        request = pb.CommitStepRequest(incarnation=self.incarnation, step=self.step)
+        answer = await self.call("CommitStep", request)
+        await self.publish(self.step)
+        self.ended = answer.ended
+        with contextlib.suppress(grpc.aio.AioRpcError):  # the store sweeps what is left
+            await self.store.DeleteTrajectories(
+                store_pb2.DeleteTrajectoriesRequest(keys=keys), timeout=5
+            )
+        self.step += 1
 
     async def reached(self, step: int) -> None:
         """Wait until this step is worked on, or the run has ended."""

@@ -107,16 +107,29 @@ async def test_when_all_workers_fail_feeding_stops_and_no_prompt_is_lost(tmp_pat
     )
     async with scene(tmp_path, config) as play:
         await play.recorder.run(steps=2)
+        # Nothing is under way, so that no late success says that the prompts are to blame.
+        await until(play, lambda status: status.counts.finished == 8)
         broken.touch()
-        training = asyncio.create_task(play.recorder.run())
+        batch = await play.recorder.sample()
+        assert batch
         await until(play, lambda status: status.circuit == replay_pb2.CIRCUIT_CAUSE_WORKERS_FAIL)
         opened = await play.recorder.status()
         assert "scripted" in opened.circuit_error
-        # Probes fail, one at a time, and nothing else happens.
-        await until(play, lambda now: now.regenerated["failed"] > opened.regenerated["failed"] + 2)
+        # Steps are taken from what is finished, so that the window would want more.
+        await play.recorder.commit(batch)
+        training = asyncio.create_task(play.recorder.run())
+        # What was under way fails, too; then probes do, one at a time, and nothing else happens.
+        await until(
+            play,
+            lambda now: (
+                now.committed_step == 4
+                and now.counts.running <= 2
+                and now.regenerated["failed"] > opened.regenerated["failed"] + 4
+            ),
+        )
         later = await play.recorder.status()
-        assert later.cursor == opened.cursor
-        assert later.counts.running <= 2
+        assert later.target > later.occupancy
+        assert (later.cursor, later.demand) == (opened.cursor, 0)
         assert not later.counts.dropped
         assert not training.done()
         broken.unlink()
