@@ -17,6 +17,7 @@ from worker_scene import World, eventually, made_world
 from headrace.config.rollout import RewardConfig
 from headrace.rollout.rewards.base import RewardError
 from headrace.rollout.rewards.functions import Score
+from headrace.rollout.rewards.remote import GATHER_S
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "reward_server.py"
 
@@ -71,6 +72,34 @@ async def test_no_wait_is_left_of_calls_that_were_given_up(judge: Judge) -> None
 
         assert isinstance(error, RewardError)
         assert not made.waits.snapshot()
+
+
+async def test_what_was_given_up_meanwhile_is_not_sent_again(judge: Judge) -> None:
+    async with bench(judge.url) as made:
+        score = made.score("x")
+
+        def fail(items: object) -> Reply:
+            score.cancel()
+            return Reply(500, b"")
+
+        judge.reply = fail
+        with pytest.raises(asyncio.CancelledError):
+            await score
+        judge.reply = lambda items: Reply()
+        assert rewards_of(await made.score("yy")) == [2.0]
+
+    assert judge.responses == [["x"], ["yy"]]
+
+
+async def test_calls_that_hang_open_the_circuit(judge: Judge) -> None:
+    judge.replies += [Reply(hangs=True)] * 2
+    async with bench(judge.url, timeout_s=0.2, http={"open_after": 2}) as made:
+        for _ in range(2):
+            [error] = await made.score("x")
+            assert isinstance(error, RewardError)
+        assert rewards_of(await made.score("x")) == [1.0]
+
+    assert made.waits.waited_s == {"reward service": pytest.approx(1.0 - GATHER_S)}
 
 
 async def test_a_service_that_is_not_there_yet_is_waited_for(judge: Judge) -> None:
