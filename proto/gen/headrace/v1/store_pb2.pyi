@@ -239,7 +239,7 @@ class GetStoreStatusResponse(_message.Message):
     CAPACITY_BYTES_FIELD_NUMBER: _builtins.int
     SWEPT_COUNT_FIELD_NUMBER: _builtins.int
     store_incarnation: _builtins.str
-    """This life of the store."""
+    """Which store this is; the same after a restart from its log."""
     row_count: _builtins.int
     """Rows held."""
     held_bytes: _builtins.int

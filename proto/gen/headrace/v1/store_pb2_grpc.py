@@ -30,8 +30,9 @@ class TrajectoryStoreServiceStub:
     only process that speaks to TransferQueue.
 
     Errors every call may give:
-    - UNAVAILABLE, reason NOT_READY: TransferQueue is starting or did not answer.
-    Whether a put or a delete was carried out is unknown. Try again.
+    - UNAVAILABLE, reason NOT_READY: TransferQueue is starting, is being refilled
+    from the log or did not answer, or the log's disk is full. Whether a put or
+    a delete was carried out is unknown. Try again.
 
     Who may call it: workers put, the trainer gets and deletes, tools look.
     """
@@ -69,15 +70,17 @@ class TrajectoryStoreServiceServicer:
     only process that speaks to TransferQueue.
 
     Errors every call may give:
-    - UNAVAILABLE, reason NOT_READY: TransferQueue is starting or did not answer.
-    Whether a put or a delete was carried out is unknown. Try again.
+    - UNAVAILABLE, reason NOT_READY: TransferQueue is starting, is being refilled
+    from the log or did not answer, or the log's disk is full. Whether a put or
+    a delete was carried out is unknown. Try again.
 
     Who may call it: workers put, the trainer gets and deletes, tools look.
     """
 
     def PutTrajectories(self, request_iterator, context):
         """Writes trajectories, as a stream of chunks. Answers when the catalogue has
-        confirmed size and readiness of every one of them.
+        confirmed size and readiness of every one of them and, with a log, when they
+        are in it.
 
         Safe to repeat: a key that is already there with the same bytes counts as
         confirmed; nothing is written a second time.
@@ -152,8 +155,9 @@ class TrajectoryStoreService:
     only process that speaks to TransferQueue.
 
     Errors every call may give:
-    - UNAVAILABLE, reason NOT_READY: TransferQueue is starting or did not answer.
-    Whether a put or a delete was carried out is unknown. Try again.
+    - UNAVAILABLE, reason NOT_READY: TransferQueue is starting, is being refilled
+    from the log or did not answer, or the log's disk is full. Whether a put or
+    a delete was carried out is unknown. Try again.
 
     Who may call it: workers put, the trainer gets and deletes, tools look.
     """

@@ -31,8 +31,9 @@ class TrajectoryStoreServiceStub:
     only process that speaks to TransferQueue.
 
     Errors every call may give:
-    - UNAVAILABLE, reason NOT_READY: TransferQueue is starting or did not answer.
-      Whether a put or a delete was carried out is unknown. Try again.
+    - UNAVAILABLE, reason NOT_READY: TransferQueue is starting, is being refilled
+      from the log or did not answer, or the log's disk is full. Whether a put or
+      a delete was carried out is unknown. Try again.
 
     Who may call it: workers put, the trainer gets and deletes, tools look.
     """
@@ -43,7 +44,8 @@ class TrajectoryStoreServiceStub:
     def __new__(cls, channel: _aio.Channel) -> TrajectoryStoreServiceAsyncStub: ...
     PutTrajectories: _grpc.StreamUnaryMultiCallable[_store_pb2.PutTrajectoriesRequest, _store_pb2.PutTrajectoriesResponse]
     """Writes trajectories, as a stream of chunks. Answers when the catalogue has
-    confirmed size and readiness of every one of them.
+    confirmed size and readiness of every one of them and, with a log, when they
+    are in it.
 
     Safe to repeat: a key that is already there with the same bytes counts as
     confirmed; nothing is written a second time.
@@ -71,8 +73,9 @@ class TrajectoryStoreServiceAsyncStub(TrajectoryStoreServiceStub):
     only process that speaks to TransferQueue.
 
     Errors every call may give:
-    - UNAVAILABLE, reason NOT_READY: TransferQueue is starting or did not answer.
-      Whether a put or a delete was carried out is unknown. Try again.
+    - UNAVAILABLE, reason NOT_READY: TransferQueue is starting, is being refilled
+      from the log or did not answer, or the log's disk is full. Whether a put or
+      a delete was carried out is unknown. Try again.
 
     Who may call it: workers put, the trainer gets and deletes, tools look.
     """
@@ -80,7 +83,8 @@ class TrajectoryStoreServiceAsyncStub(TrajectoryStoreServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     PutTrajectories: _aio.StreamUnaryMultiCallable[_store_pb2.PutTrajectoriesRequest, _store_pb2.PutTrajectoriesResponse]  # type: ignore[assignment]
     """Writes trajectories, as a stream of chunks. Answers when the catalogue has
-    confirmed size and readiness of every one of them.
+    confirmed size and readiness of every one of them and, with a log, when they
+    are in it.
 
     Safe to repeat: a key that is already there with the same bytes counts as
     confirmed; nothing is written a second time.
@@ -107,8 +111,9 @@ class TrajectoryStoreServiceServicer(metaclass=_abc_1.ABCMeta):
     only process that speaks to TransferQueue.
 
     Errors every call may give:
-    - UNAVAILABLE, reason NOT_READY: TransferQueue is starting or did not answer.
-      Whether a put or a delete was carried out is unknown. Try again.
+    - UNAVAILABLE, reason NOT_READY: TransferQueue is starting, is being refilled
+      from the log or did not answer, or the log's disk is full. Whether a put or
+      a delete was carried out is unknown. Try again.
 
     Who may call it: workers put, the trainer gets and deletes, tools look.
     """
@@ -120,7 +125,8 @@ class TrajectoryStoreServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_store_pb2.PutTrajectoriesResponse, _abc.Awaitable[_store_pb2.PutTrajectoriesResponse]]:
         """Writes trajectories, as a stream of chunks. Answers when the catalogue has
-        confirmed size and readiness of every one of them.
+        confirmed size and readiness of every one of them and, with a log, when they
+        are in it.
 
         Safe to repeat: a key that is already there with the same bytes counts as
         confirmed; nothing is written a second time.
