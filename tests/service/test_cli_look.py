@@ -89,7 +89,8 @@ async def test_a_running_replay_buffer_answers_by_its_address(tmp_path: Path) ->
     assert [line.split()[1] for line in prompts.out.splitlines()] == ["uid", "e0r0", "e0r1", "e0r2"]
     assert "add --page 3" in prompts.err
     assert (audit.code, "everything holds" in audit.out) == (0, True)
-    assert (unknown.code, unknown.err) == (2, "error: no prompt 'e9r9' was ever fed\n")
+    assert unknown.code == 2
+    assert unknown.err.startswith("error: no prompt 'e9r9' was fed")
 
 
 async def test_a_run_that_is_over_answers_from_its_journal(tmp_path: Path) -> None:
