@@ -37,5 +37,7 @@ def test_workers_know_the_trainer_if_it_serves_the_weights(
 
     assert worker.needs == peers("rollout", chosen) == expected
     assert [
-        word for word in worker.command(addresses, Ports()).arguments if word.startswith("endpoints.")
+        word
+        for word in worker.command(addresses, Ports()).arguments
+        if word.startswith("endpoints.")
     ] == [f"endpoints.{name}={address}" for name, address in addresses.items()]
