@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -85,6 +88,19 @@ def test_damage_before_the_tail_is_refused(tmp_path: Path) -> None:
         FileJournal(tmp_path, fsync=False)
 
 
+def test_zeros_that_a_power_loss_left_at_the_end_are_a_torn_tail(tmp_path: Path) -> None:
+    FileJournal(tmp_path, fsync=False).append(records(1, 2))
+    log = tmp_path / LOG
+    whole = log.read_bytes()
+    log.write_bytes(whole + bytes(4096))
+    again = FileJournal(tmp_path, fsync=False)
+    assert (again.torn_bytes, positions(again)) == (4096, [1, 2])
+
+    log.write_bytes(whole + bytes(64) + whole[len(MAGIC) :])
+    with pytest.raises(JournalDamagedError, match="before its tail"):
+        FileJournal(tmp_path, fsync=False)
+
+
 def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     (tmp_path / LOG).write_bytes(b"something else entirely")
     with pytest.raises(JournalDamagedError, match="not a headrace journal"):
@@ -100,6 +116,31 @@ def test_the_older_of_two_writers_is_fenced_and_writes_nothing(tmp_path: Path) -
     newer.append(records(2, 1))
     assert newer.writer_epoch == older.writer_epoch + 1
     assert [r.writer_epoch for r in newer.replay()] == [1, 2]
+
+
+def test_a_thread_that_trims_does_not_let_another_writer_into_an_append(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = FileJournal(tmp_path, fsync=True)
+    syncing, synced = threading.Event(), threading.Event()
+
+    def slow_disk(fd: int) -> None:
+        syncing.set()
+        synced.wait()
+
+    monkeypatch.setattr(os, "fdatasync", slow_disk)
+    append = threading.Thread(target=journal.append, args=(records(1, 1),))
+    append.start()
+    syncing.wait()
+    trim = threading.Thread(target=journal.trim, args=(1,))
+    trim.start()
+    trim.join(0.2)
+    with (tmp_path / "lock").open() as other, pytest.raises(BlockingIOError):
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    synced.set()
+    append.join()
+    trim.join()
+    assert journal.position == 1
 
 
 def test_a_reader_does_not_fence_the_writer_nor_cut_its_tail(tmp_path: Path) -> None:

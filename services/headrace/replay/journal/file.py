@@ -49,6 +49,8 @@ class FileJournal:
         self._directory = directory
         self._fsync = fsync
         self._segment_events = segment_events
+        self._turn = threading.Lock()
+        """Held with the file's lock, which all threads of a process share: it knows no threads."""
         self._table = threading.Lock()
         """Held while segments are looked up and read, or come and go."""
         self.torn_bytes = 0
@@ -93,17 +95,20 @@ class FileJournal:
         """Keep the ledger as it was at a position; older bases go."""
         body = base.SerializeToString()
         path = self._directory / f"base-{base.position:016d}.pb"
-        temporary = path.with_suffix(".tmp")
+        # By a name of this writer's own: it is written before the lock, so that appends go on.
+        temporary = path.with_suffix(f".{self.writer_epoch}.tmp")
+        with temporary.open("wb") as file:
+            file.write(BASE_MAGIC + _CHECKSUM.pack(crc32c(body)) + body)
+            file.flush()
+            os.fsync(file.fileno())
         with self._fenced():
-            with temporary.open("wb") as file:
-                file.write(BASE_MAGIC + _CHECKSUM.pack(crc32c(body)) + body)
-                file.flush()
-                os.fsync(file.fileno())
             temporary.replace(path)
             sync_directory(self._directory)
             for older in self._directory.glob("base-*.pb"):
                 if older.name < path.name:
                     older.unlink()
+            for unfinished in self._directory.glob("base-*.tmp"):
+                unfinished.unlink()
         self.base = base
 
     def trim(self, before_position: int) -> None:
@@ -159,11 +164,12 @@ class FileJournal:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            fcntl.flock(self._lock, fcntl.LOCK_UN)
+        with self._turn:
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+            try:
+                yield
+            finally:
+                fcntl.flock(self._lock, fcntl.LOCK_UN)
 
     # -- reading -------------------------------------------------------------------------------
 

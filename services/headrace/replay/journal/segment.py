@@ -130,6 +130,11 @@ class Segment:
         if len(header) < _HEADER.size:
             return None
         length, checksum = _HEADER.unpack(header)
+        if not length:
+            # No record is empty. A power loss can leave zeros where an append was under way.
+            if any(os.pread(self._fd, size - offset, offset)):
+                raise self._damaged(offset)
+            return None
         end = offset + _HEADER.size + int(length)
         if end > size:
             return None
