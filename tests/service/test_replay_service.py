@@ -156,6 +156,26 @@ async def test_a_restart_goes_on_from_the_journal_and_leases_get_a_full_period(
         assert len(replay.buffer.expire_leases()) == 8
 
 
+async def test_what_a_smaller_threshold_makes_too_old_is_dropped_at_the_restart(
+    opened: OpenJournal,
+) -> None:
+    async with replay_server(opened(), settings(threshold=3)) as replay:
+        incarnation = await replay.begin()
+        await replay.feed()
+        leases = await replay.lease()
+        await replay.stub.CompleteSessions(replay.completion(leases))
+        await replay.stub.SampleBatch(
+            pb.SampleBatchRequest(incarnation=incarnation, step=1, part_count=1)
+        )
+        await replay.stub.CommitStep(pb.CommitStepRequest(incarnation=incarnation, step=1))
+
+    async with replay_server(opened(), settings(threshold=1)) as replay:
+        status = await replay.stub.GetReplayStatus(pb.GetReplayStatusRequest())
+        assert (status.counts.finished, dict(status.counts.dropped)) == (0, {"stale": 8})
+        assert (await replay.stub.Audit(pb.AuditRequest())).ok
+        assert await replay.feed() == 12
+
+
 async def test_a_renewed_lease_does_not_run_out(opened: OpenJournal) -> None:
     now = 0.0
     async with replay_server(opened(), settings(), clock=lambda: now, lease_s=10) as replay:

@@ -65,7 +65,8 @@ class Model:
         self.handed_out: dict[tuple[int, int], list[dict[str, HandedOut]]] = {}
         """By step and part: what it consisted of, each time that it was complete."""
         self.trained: dict[int, list[str]] = {}
-        self.circuit = False
+        self.circuit = 0
+        """Why it is open; 0 = closed."""
         self.ejected: set[str] = set()
         self.ended = ""
         self.expired_count = 0
@@ -97,6 +98,13 @@ class Model:
     @property
     def step(self) -> int:
         return max(self.trained, default=0) + 1
+
+    @property
+    def _circuit_forbids_feeding(self) -> bool:
+        """Failing workers are fed one prompt, if there is none that could show that they work."""
+        if self.circuit != replay_pb2.CIRCUIT_CAUSE_WORKERS_FAIL:
+            return bool(self.circuit)
+        return bool(self._in(PENDING) or self._in(RUNNING))
 
     def base(self, prompt: Prompt) -> int:
         """The step that a span counts from; 0 for none."""
@@ -174,7 +182,7 @@ class Model:
                 self.say("ordinal", f"{new.uid} is {new.payload.text!r}")
             if bool(self.ended) != (reason == "surplus"):
                 self.say("end", f"{new.uid} registered as {reason or 'usable'}")
-            if not reason and (self.circuit or self._excess):
+            if not reason and (self._circuit_forbids_feeding or self._excess):
                 self.say("window", f"{new.uid} fed while the circuit is open or the window full")
             state = DROPPED if reason else PENDING
             self.prompts[new.uid] = Prompt(
@@ -283,10 +291,10 @@ class Model:
         self.ejected.add(event.worker_id)
 
     def _circuit_opened(self, event: journal_pb2.CircuitOpened) -> None:
-        self.circuit = True
+        self.circuit = event.cause
 
     def _circuit_closed(self, event: journal_pb2.CircuitClosed) -> None:
-        self.circuit = False
+        self.circuit = 0
         self.ejected.clear()
         for prompt in self._in(FAILED):
             self._move(prompt.uid, PENDING, FAILED)

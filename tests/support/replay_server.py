@@ -130,7 +130,7 @@ async def replay_server(
         workers=Workers(clock=clock, timeout_s=60),
         stopping=asyncio.Event(),
     )
-    buffer.commit()
+    buffer.take_up()
     running = asyncio.create_task(committer.run())
     server = create_server(CollectorRegistry())
     service = ReplayService(status_pb2.ProcessStatus)

@@ -155,7 +155,8 @@ def work_goes_on_after_the_end(case: Case) -> None:
 
 
 def feeding_goes_on_while_the_circuit_is_open(case: Case) -> None:
-    event = journal_pb2.CircuitOpened(error="boom")
+    cause = replay_pb2.CIRCUIT_CAUSE_WORKERS_FAIL
+    event = journal_pb2.CircuitOpened(cause=cause, error="boom")
     case.records.insert(case.index("prompts_registered", 1), record(circuit_opened=event))
 
 

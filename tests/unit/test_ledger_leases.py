@@ -198,6 +198,54 @@ def test_prompts_are_not_blamed_for_the_failures_of_an_ejected_worker() -> None:
     assert world.dropped() == {}
 
 
+def test_a_worker_is_ejected_for_prompts_that_are_long_forgotten() -> None:
+    world = World(settings(eject_after=3))
+    world.feed()
+    world.fail(world.lease(1, worker="bad"), worker="bad", live_workers=["bad", "good"])
+    for _ in range(4):
+        world.step()
+    world.ledger.groups.forget_settled(0)
+    world.sample()
+    world.feed()
+    world.fail(world.lease(2, worker="bad"), worker="bad", live_workers=["bad", "good"])
+    assert world.ledger.circuit.ejected == {"bad"}
+    assert world.ledger.take_events()[-1].position == world.ledger.position
+
+
+def test_prompts_that_nobody_can_do_do_not_keep_the_circuit_open() -> None:
+    world = World(settings(eject_after=3, max_failures=3))
+    world.feed()
+    poison = {world.uid(ordinal) for ordinal in range(3)}
+    for _ in range(60):
+        for ref in world.lease(1):
+            if ref.uid in poison:
+                world.fail([ref], live_workers=["w"])
+            else:
+                world.complete([ref])
+    assert world.ledger.groups.counts[FINISHED] == 9
+
+
+def test_an_open_circuit_lets_in_one_prompt_if_nothing_is_left_to_probe_with() -> None:
+    rules = settings(n=1, batch_size=2, window_size=4, threshold=1, eject_after=1)
+    world = World(rules)
+    world.feed()
+    world.complete(world.lease(2))
+    world.fail(world.lease(2), live_workers=["w"])
+    probes = world.lease(worker="w") + world.lease(worker="v")
+    assert world.ledger.circuit.is_open
+    assert len(probes) == 2
+    world.sample()
+    assert world.demand == 0, "while there are probes"
+    world.commit()
+    assert world.dropped() == {"stale": 2}
+    assert world.demand == 1
+    world.feed()
+    assert world.demand == 0
+    world.complete(world.lease())
+    assert not world.ledger.circuit.is_open
+    assert world.demand == 3
+
+
 def test_a_storm_of_expiries_fails_no_prompt_but_a_worker_killer_is_dropped() -> None:
     world = World(settings(max_failures=1, max_expiries=5, window_size=1))
     world.feed()

@@ -14,6 +14,7 @@ from typing import TypeAlias, TypeVar
 from headrace.errors import NotReadyError, WriterFencedError
 from headrace.replay import leasing
 from headrace.replay.deadlines import LeaseDeadlines
+from headrace.replay.dropping import drop_stale
 from headrace.replay.journal.committer import CommitFailedError, Committer
 from headrace.replay.ledger import Ledger
 from headrace.replay.peers import Peers
@@ -58,6 +59,12 @@ class ReplayBuffer:
         """Where the others listen."""
         self._observe = observe
         self._polls = LongPolls(asked=self.commit, stopping=stopping)
+
+    def take_up(self) -> None:
+        """Go on from the ledger that was loaded, by this life's settings: T may be smaller now."""
+        if self.settings.drops:
+            drop_stale(self.ledger, self.settings, self.ledger.current_step)
+        self.commit()
 
     def commit(self) -> None:
         """Hand this turn's events to the journal and wake whoever waits."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from headrace.replay.dropping import drop
-from headrace.replay.group import PENDING, Group
+from headrace.replay.group import PENDING, RUNNING, Group
 from headrace.replay.ledger import Ledger
 from headrace.replay.settings import LedgerSettings
 from headrace.v1 import journal_pb2 as journal
@@ -68,3 +68,10 @@ def may_lease(ledger: Ledger, worker_id: str) -> int | None:
     if ledger.circuit.is_open or worker_id in ledger.circuit.ejected:
         return 1
     return None
+
+
+def probes_wanted(ledger: Ledger) -> int:
+    """How many prompts an open circuit needs, so that a probe can close it."""
+    counts = ledger.groups.counts
+    has_one = bool(counts[PENDING] + counts[RUNNING])
+    return int(ledger.circuit.cause == WORKERS_FAIL and not has_one)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from headrace.errors import DataChangedError, FeedGapError, FeedNotOpenError, InvalidFieldError
+from headrace.replay import circuit
 from headrace.replay.dropping import end_run
 from headrace.replay.ledger import Ledger
 from headrace.replay.settings import LedgerSettings
@@ -86,10 +87,16 @@ def end_feed(ledger: Ledger, *, ordinal_count: int) -> None:
 
 
 def demand(ledger: Ledger, settings: LedgerSettings) -> int:
-    """How many prompts are wanted now; none while paused, with an open circuit, or at the end."""
-    if ledger.ended_by or ledger.paused or ledger.circuit.is_open or not ledger.feed.total_steps:
+    """How many prompts are wanted now; none while paused, with an open circuit, or at the end.
+
+    If nothing is left that a probe could be made with - what failed has grown too old meanwhile -
+    the open circuit lets in one prompt, or no success could ever close it.
+    """
+    if ledger.ended_by or ledger.paused or not ledger.feed.total_steps:
         return 0
     wanted = ledger.window(settings.window_size).demand
+    if ledger.circuit.is_open:
+        wanted = min(wanted, circuit.probes_wanted(ledger))
     return min(wanted, ledger.feed.ordinal_count - ledger.cursor)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from heapq import nsmallest
 from itertools import islice
 
 from headrace.errors import InvalidFieldError, WeightsUnknownError
@@ -108,10 +109,17 @@ def reserved_bytes(ledger: Ledger, settings: LedgerSettings) -> int:
 def lease(
     ledger: Ledger, *, worker_id: str, weights: prompt_pb2.WeightsId, count: int
 ) -> list[Group]:
-    """Lease the next prompts, as many as allowed: fewest failures first, then by ordinal."""
+    """Lease the next prompts, as many as allowed: fewest failures first, then by ordinal.
+
+    Probes go round: what an ejected worker fails at is not blamed and stays in front, and a prompt
+    that nobody can do must not be the only one ever tried.
+    """
     chosen: list[Group] = []
     room = MAX_PAYLOAD_BYTES
-    for group in islice(ledger.groups.pending, count):
+    candidates: Iterable[Group] = islice(ledger.groups.pending, count)
+    if circuit.may_lease(ledger, worker_id) is not None:
+        candidates = nsmallest(count, ledger.groups.pending, key=lambda group: group.attempt)
+    for group in candidates:
         room -= group.payload.ByteSize() if group.payload else 0
         if room < 0 and chosen:
             break

@@ -328,8 +328,8 @@ class Ledger:
     def _on_worker_ejected(self, event: journal.WorkerEjected) -> None:
         self.circuit.ejected.add(event.worker_id)
         for uid, count in self.circuit.streaks.get(event.worker_id, Counter()).items():
-            blamed = self.groups[uid]
-            if blamed.state in LIVE and blamed.failures:
+            blamed = self.groups.get(uid)  # None: it settled long ago and was forgotten
+            if blamed and blamed.state in LIVE and blamed.failures:
                 with self.groups.changing(blamed) as group:
                     group.failures = max(0, group.failures - count)
                     self._touch(group)

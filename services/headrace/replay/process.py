@@ -123,7 +123,7 @@ def _make_buffer(
         observe=metrics.happened,
     )
     buffer.peers.run_dir = str(config.run.run_dir or "")
-    buffer.commit()
+    buffer.take_up()
     return buffer
 
 
@@ -149,6 +149,8 @@ async def _serve(
         buffer.committer.stop()
     try:
         await committing
+        if ticking.done() and not ticking.cancelled():
+            ticking.result()  # It ends by an error only, and that must not look like a stop.
     except CommitFailedError as error:
         fenced = isinstance(error.__cause__, WriterFencedError)
         event = "fenced" if fenced else "journal_failed"
