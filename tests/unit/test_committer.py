@@ -104,6 +104,20 @@ async def test_after_a_failed_append_nobody_is_answered_any_more(tmp_path: Path)
         await committer.durable(1)
 
 
+async def test_a_hole_in_the_positions_is_never_written(tmp_path: Path) -> None:
+    journal = FileJournal(tmp_path, fsync=False)
+    committer = Committer(journal, durable_position=0, wall_clock=lambda: 1.0)
+    running = asyncio.create_task(committer.run())
+    committer.enqueue([record(1)])
+    await committer.durable(1)
+    committer.enqueue([record(2), record(4)])
+    with pytest.raises(CommitFailedError, match="event 4 cannot follow event 2"):
+        await committer.durable(4)
+    with pytest.raises(CommitFailedError):
+        await running
+    assert [r.position for r in journal.replay()] == [1]
+
+
 async def test_stopping_writes_what_was_enqueued(tmp_path: Path) -> None:
     journal = FileJournal(tmp_path, fsync=True)
     committer = Committer(journal, durable_position=0, wall_clock=lambda: 1.0)

@@ -94,6 +94,7 @@ class Committer:
                 continue
             begun = self._now()
             try:
+                _check_succession(self.position, batch)
                 await asyncio.to_thread(self._journal.append, batch)
             except Exception as error:
                 # Whatever it was, nobody may be answered any more.
@@ -112,3 +113,18 @@ class Committer:
     def _let_go(self) -> None:
         waiters, self._advanced = self._advanced, asyncio.Event()
         waiters.set()
+
+
+def _check_succession(position: int, batch: Sequence[journal_pb2.JournalRecord]) -> None:
+    """Refuse a hole: an event that broke off half-way moved the ledger on and left no record.
+
+    Raises:
+        ValueError: the batch does not go on after the position. Written, it would make the
+            journal unreadable; a restart does without the half.
+
+    """
+    for record in batch:
+        position += 1
+        if record.position != position:
+            msg = f"event {record.position} cannot follow event {position - 1}"
+            raise ValueError(msg)
