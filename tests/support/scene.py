@@ -128,7 +128,7 @@ async def scene(
 ) -> AsyncIterator[Scene]:
     """Start everything, with the recorder registered and auditing all the while.
 
-    In the end nothing may be left, and everything must have stopped in order.
+    In the end everything must be there again, stop in order, and leave nothing.
     """
     cluster = Cluster(directory, config, workers=workers)
     recorder = Recorder(
@@ -146,8 +146,9 @@ async def scene(
         yield Scene(cluster, recorder, rules_of(config, may_drop=may_drop))
         auditing.cancel()
         await asyncio.gather(auditing, return_exceptions=True)
+        await cluster.ready(*cluster.members)  # whoever was killed last has come back, too
         faults = await cluster.close()
-        assert not faults
+        assert not faults, faults
     finally:
         cluster.kill_all()
         await recorder.close()

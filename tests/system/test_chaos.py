@@ -29,9 +29,9 @@ pytestmark = [pytest.mark.chaos, pytest.mark.timeout(180)]
 
 
 @pytest.mark.timeout(240 + 12 * KILLS)
-@pytest.mark.parametrize("strategy", ["none", "drop"])
+@pytest.mark.parametrize(("strategy", "durability"), [("none", "log"), ("drop", "memory")])
 async def test_a_run_under_random_kills_trains_every_prompt_once(
-    tmp_path: Path, strategy: str
+    tmp_path: Path, strategy: str, durability: str
 ) -> None:
     """`none`: exactly the first rows are trained on. `drop`: the stale ones among them are not."""
     print(f"HEADRACE_CHAOS_SEED={SEED} HEADRACE_CHAOS_KILLS={2 * KILLS}")
@@ -43,6 +43,7 @@ async def test_a_run_under_random_kills_trains_every_prompt_once(
         sampler={"max_off_policy_strategy": strategy, "max_off_policy_threshold": 4},
         ledger={"max_failures": 20},
         journal={"compact_every": 100, "keep_settled": 20},
+        store={"durability": durability},
     )
     may_drop = ["stale"] if strategy == "drop" else []
     async with scene(tmp_path, config, may_drop=may_drop) as play:
@@ -52,16 +53,26 @@ async def test_a_run_under_random_kills_trains_every_prompt_once(
         assert await play.findings(fed=None if may_drop else 4 * STEPS) == []
 
 
-@pytest.mark.parametrize("victim", ["replay", "feeder", "worker-0", "store"])
-async def test_a_run_goes_on_after_one_kill(tmp_path: Path, victim: str) -> None:
+@pytest.mark.parametrize(
+    ("victim", "durability"),
+    [
+        ("replay", "log"),
+        ("feeder", "log"),
+        ("worker-0", "log"),
+        ("store", "log"),
+        ("store", "memory"),
+    ],
+)
+async def test_a_run_goes_on_after_one_kill(tmp_path: Path, victim: str, durability: str) -> None:
     config = small_config(
         tmp_path,
         trainer={"total_training_steps": 8},
         rollout={"engine": {"mean_latency_s": 0.2}},
+        store={"durability": durability},
     )
     async with scene(tmp_path, config, workers=1) as play:
         await play.recorder.run(steps=2)
-        await until(play, lambda status: status.counts.running > 0)
+        await until(play, lambda now: now.counts.running > 0 and now.counts.finished > 0)
         play.cluster.kill(victim)
         play.cluster.start(victim)
         await play.recorder.run()
@@ -69,9 +80,8 @@ async def test_a_run_goes_on_after_one_kill(tmp_path: Path, victim: str) -> None
         regenerated = dict((await play.recorder.status()).regenerated)
         if victim == "worker-0":
             assert regenerated["expired"] > 0
-        if victim == "store":
-            # It came back from its log.
-            assert "store_lost" not in regenerated
+        if victim == "store":  # with a log it comes back with what it had
+            assert ("store_lost" in regenerated) == (durability == "memory")
 
 
 async def test_a_worker_that_slept_past_its_leases_changes_nothing(tmp_path: Path) -> None:
