@@ -125,6 +125,18 @@ def test_a_users_mistake_is_one_line_and_exit_code_2(words: list[str], line: str
     assert len(result.output.splitlines()) == 1
 
 
+def test_more_steps_than_the_data_are_enough_for_are_warned_about() -> None:
+    result = headrace("config", "check", str(EXAMPLE), "trainer.total_training_steps=626")
+
+    assert result.exit_code == 0
+    assert (
+        "20000 rows x trainer.total_epochs = 1 are enough for 625 steps of 32: "
+        "raise trainer.total_epochs to 2" in " ".join(result.output.split())
+    )
+    result = headrace("config", "check", str(EXAMPLE), "trainer.total_training_steps=625")
+    assert "are enough for" not in result.output
+
+
 def test_a_process_without_its_peers_says_which_it_needs(tmp_path: Path) -> None:
     result = headrace("worker", str(EXAMPLE), f"run.run_dir={tmp_path}")
 

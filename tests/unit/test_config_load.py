@@ -201,10 +201,18 @@ def test_an_override_cannot_go_below_a_plain_value(file: Path) -> None:
     [
         ("reward={kind: http}", "reward.kind = http needs reward.url: http://host:port/path"),
         ("reward={kind: http, url: judge:9000}", "reward.url = 'judge:9000': "),
+        ("reward={function: 'mine:score'}", "reward.function is for reward.kind = python only"),
+        ("reward={url: 'http://judge:9000'}", "reward.url is for reward.kind = http only"),
     ],
 )
-def test_a_reward_service_needs_its_address(file: Path, override: str, said: str) -> None:
+def test_a_reward_and_its_kind_belong_together(file: Path, override: str, said: str) -> None:
     assert said in complaint(file, override)
+
+
+def test_a_model_with_too_few_positions_is_refused_before_it_is_built(file: Path) -> None:
+    need = "= 1024 is more than model.options.n_positions = 1000: lower them, or raise it"
+    assert need in complaint(file, "model.options={n_positions: 1000}")
+    load_config(file, ["model.options={n_positions: 1024}"])
 
 
 @pytest.mark.parametrize(

@@ -35,12 +35,30 @@ def preflight(path: Path, overrides: Sequence[str]) -> Checked:
 
     # Imported here: a wrong configuration is told without waiting for them.
     from headrace.feeder.sources.load import open_data
+    from headrace.feeder.sources.stream import StreamRows
     from headrace.rollout.rewards.make import check_rewards
     from headrace.rpc.security import Security
     from headrace.tokenizer.load import load_tokenizer
 
     Security.from_config(config).check_host(config.endpoints.bind_host)
-    open_data(config.data)
+    data = open_data(config.data)
     load_tokenizer(config.model)
     check_rewards(config.reward)
-    return Checked(config, tuple(config.warnings()))
+    warnings = config.warnings()
+    if not isinstance(data, StreamRows):
+        warnings += _too_few_rows(config, len(data))
+    return Checked(config, tuple(warnings))
+
+
+def _too_few_rows(config: Config, rows: int) -> list[str]:
+    """Say that the data end before the steps do."""
+    wanted, epochs = config.trainer.total_training_steps, config.trainer.total_epochs
+    batch = config.data.train_batch_size
+    enough_for = rows * epochs // batch
+    if wanted is None or wanted <= enough_for:
+        return []
+    return [
+        f"trainer.total_training_steps = {wanted}, but {rows} rows x trainer.total_epochs = {epochs} "
+        f"are enough for {enough_for} steps of {batch}: raise trainer.total_epochs to "
+        f"{-(-wanted * batch // rows)}"
+    ]

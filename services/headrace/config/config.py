@@ -131,12 +131,8 @@ class Config(Section):
             raise ValueError(msg)
         self._check_fed_threshold()
         self._check_stream()
-        if self.reward.kind == "python" and self.reward.function is None:
-            msg = "reward.kind = python needs reward.function: module:function"
-            raise ValueError(msg)
-        if self.reward.kind == "http" and self.reward.url is None:
-            msg = "reward.kind = http needs reward.url: http://host:port/path"
-            raise ValueError(msg)
+        self._check_reward()
+        self._check_positions()
         need = self.rollout.n * self.max_trajectory_bytes
         if need > self.store.capacity_bytes:
             msg = (
@@ -145,6 +141,31 @@ class Config(Section):
             )
             raise ValueError(msg)
         return self
+
+    def _check_reward(self) -> None:
+        reward = self.reward
+        for kind, key, value, form in (
+            ("python", "reward.function", reward.function, "module:function"),
+            ("http", "reward.url", reward.url, "http://host:port/path"),
+        ):
+            if reward.kind == kind and value is None:
+                msg = f"reward.kind = {kind} needs {key}: {form}"
+                raise ValueError(msg)
+            if reward.kind != kind and value is not None:
+                msg = f"{key} is for reward.kind = {kind} only (it is {reward.kind})"
+                raise ValueError(msg)
+
+    def _check_positions(self) -> None:
+        """Find early what the trainer would find when it has built the model."""
+        need = self.data.max_prompt_length + self.data.max_response_length
+        for key in ("n_positions", "max_position_embeddings"):
+            room = self.model.options.get(key)
+            if isinstance(room, int) and room < need:
+                msg = (
+                    f"data.max_prompt_length + data.max_response_length = {need} is more than "
+                    f"model.options.{key} = {room}: lower them, or raise it"
+                )
+                raise ValueError(msg)
 
     def _check_fed_threshold(self) -> None:
         sampler = self.sampler
