@@ -72,7 +72,7 @@ def test_a_directory_that_holds_a_run_is_refused(tmp_path: Path) -> None:
 def test_a_directory_that_cannot_be_made_says_why(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
 
-    with pytest.raises(UsageError, match="cannot be made: Not a directory"):
+    with pytest.raises(UsageError, match="cannot be made: Not a directory; give another"):
         make_run_directory(config(tmp_path / "file" / "run"), now=NOW)
 
 

@@ -103,6 +103,7 @@ GOOD = lines({"prompt": "a", "answer": "b"})
     ("content", "message"),
     [
         (GOOD + "{bad}\n", r"a\.jsonl:2: malformed JSON at column 2"),
+        (GOOD + '{"prompt": \n', r"a\.jsonl:2: malformed JSON at column 11: Expecting value"),
         (GOOD + "\n[1, 2]\n", r"a\.jsonl:3: not a JSON object or mapping but list"),
         (GOOD.encode() + b'{"prompt": "\xff"}', r"a\.jsonl:2: not UTF-8 \(byte 12"),
         (GOOD + '{"prompt": "a", "answer": NaN}', r"a\.jsonl:2: malformed JSON: NaN is not JSON"),

@@ -123,10 +123,13 @@ def _make(directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(
-            f"the run directory {directory} cannot be made: {error.strerror}"
+            f"the run directory {directory} cannot be made: {error.strerror}; "
+            "give another run.run_dir"
         ) from None
     if not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
-        raise UsageError(f"the run directory {directory} cannot be written; give another one")
+        raise UsageError(
+            f"the run directory {directory} cannot be written; give another run.run_dir"
+        )
 
 
 def _named(config: Config, directory: Path) -> Config:

@@ -124,7 +124,7 @@ def row_from_json(text: str, columns: Columns, *, where: str) -> Row:
 
     """
     try:
-        values = json.loads(text, parse_constant=_refuse_constant)
+        values = json.loads(text.rstrip(), parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:
         raise UsageError(f"{where}: malformed JSON at column {error.colno}: {error.msg}") from None
     except (ValueError, RecursionError) as error:
