@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from headrace.cli.display import one_line
+from headrace.cli.ending import DONE, USAGE, Ending
 from headrace.cli.live import panel
+from headrace.cli.local import unless_all_was_dropped
 from headrace.cli.plain import PlainDisplay
 from headrace.cli.summary import Summary
 from headrace.cli.view import View
@@ -87,6 +90,46 @@ def test_an_open_circuit_is_shown_with_its_cause(view: View) -> None:
     view.replay.circuit_error = "CUDA out of memory"
 
     assert "open (workers fail): CUDA out of memory" in drawn(view)
+
+
+def test_plain_lines_say_why_nothing_goes_on(view: View) -> None:
+    assert view.replay is not None
+    assert "circuit" not in one_line(view)
+    assert "paused" not in one_line(view)
+
+    view.replay.paused = True
+    view.replay.circuit = pb.CIRCUIT_CAUSE_WORKERS_FAIL
+    view.replay.circuit_error = "ValueError: a score must be a number"
+
+    assert one_line(view).endswith(
+        "circuit open (workers fail): ValueError: a score must be a number"
+    )
+    assert "  paused  " in one_line(view)
+    assert "nothing is fed or leased until `headrace resume`" in drawn(view)
+
+
+def test_a_worker_has_no_version_before_its_first_weights_and_is_gone_when_it_went_home(
+    view: View,
+) -> None:
+    view.workers["worker-0"].weight_version = -1
+    assert "worker-0 - 7 groups" in drawn(view)
+
+    view.workers["worker-0"].draining = True
+    assert "worker-0" not in drawn(view)
+    view.kept |= {"worker-0"}
+    assert "worker-0 - 7 groups draining" in drawn(view)
+
+
+def test_a_run_that_trained_on_nothing_is_a_mistake() -> None:
+    done = Ending(DONE)
+    dropped = prompt_pb2.StateCounts(fed=10, dropped={"too_long": 10})
+
+    ending = unless_all_was_dropped(done, pb.AuditResponse(ok=True, counts=dropped))
+
+    assert ending.exit_code == USAGE
+    assert "10 dropped (10 too_long)" in ending.reasons[0]
+    assert unless_all_was_dropped(done, pb.AuditResponse(ok=True, counts=COUNTS)) is done
+    assert unless_all_was_dropped(done, None) is done
 
 
 def test_plain_lines_come_at_each_tenth_step_and_never_too_rarely() -> None:

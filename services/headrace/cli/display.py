@@ -6,7 +6,7 @@ from typing import Protocol
 
 from headrace.cli.view import View
 from headrace.client.steps import REWARD, STALENESS
-from headrace.client.words import duration, window_in_words
+from headrace.client.words import circuit_in_words, duration, window_in_words
 
 
 class Display(Protocol):
@@ -44,6 +44,8 @@ def one_line(view: View) -> str:
         parts.append(f"reward {reward:.3f}")
     if view.replay is not None and view.total_steps:
         parts.append(window_in_words(view.replay))
+        if view.replay.paused:
+            parts.append("paused")
     if staleness is not None:
         parts.append(f"staleness {staleness:.1f}")
     speed = view.tokens.per_second()
@@ -52,4 +54,6 @@ def one_line(view: View) -> str:
     left = view.steps.remaining_s(view.total_steps, view.now)
     if left is not None and not view.stopping:
         parts.append(f"{duration(left)} left")
+    if view.replay is not None and view.replay.circuit:
+        parts.append(f"circuit {circuit_in_words(view.replay)}")
     return "  ".join(parts)

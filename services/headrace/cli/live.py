@@ -16,7 +16,13 @@ from headrace.cli.display import progress_in_words
 from headrace.cli.view import View
 from headrace.client.steps import REWARD, STALENESS, sparkline
 from headrace.client.tables import Fact, wait_text
-from headrace.client.words import circuit_name, duration, mean_span, window_in_words
+from headrace.client.words import (
+    circuit_in_words,
+    duration,
+    mean_span,
+    weights_name,
+    window_in_words,
+)
 
 SHOWN_WAITS: Final = 4
 """Waits that are shown, the longest ones."""
@@ -57,9 +63,10 @@ def panel(view: View) -> RenderableType:
     pairs += [("staleness", Text(_staleness(view))), ("tokens", Text(_tokens(view)))]
     pairs += [("workers", Text(_workers(view)))]
     if view.replay is not None and view.replay.circuit:
-        cause = circuit_name(view.replay.circuit)
-        text = f"open ({cause}): {view.replay.circuit_error}"
-        pairs.append(("circuit", Text(text, style="bold red")))
+        pairs.append(("circuit", Text(circuit_in_words(view.replay), style="bold red")))
+    if view.replay is not None and view.replay.paused:
+        paused = "nothing is fed or leased until `headrace resume`"
+        pairs.append(("paused", Text(paused, style="bold yellow")))
     waits = [(n, w) for n, w in view.waits() if w.elapsed_s > BRIEF_S or w.stalled]
     pairs += [("waits", wait_text(name, wait)) for name, wait in waits[:SHOWN_WAITS]]
     if view.restarts:
@@ -118,8 +125,9 @@ def _tokens(view: View) -> str:
 
 def _workers(view: View) -> str:
     shown = [
-        f"{name} v{worker.weight_version} {worker.groups_in_flight} groups"
+        f"{name} {weights_name(worker.weight_version)} {worker.groups_in_flight} groups"
         + (" draining" if worker.draining else "")
         for name, worker in sorted(view.workers.items())
+        if name in view.kept or not worker.draining  # else it is at home
     ]
     return ", ".join(shown) or "-"

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from headrace.cli.diary import LAUNCHER, Diary
 from headrace.cli.display import Display
-from headrace.cli.ending import BROKEN, DONE, Ending
+from headrace.cli.ending import BROKEN, DONE, USAGE, Ending
 from headrace.cli.extras import check_installed
 from headrace.cli.fleet import parts, stop_order
 from headrace.cli.live import LiveDisplay
@@ -23,6 +23,7 @@ from headrace.cli.preflight import preflight
 from headrace.cli.rundirs import RunLock, make_run_directory, write_config
 from headrace.cli.session import Session
 from headrace.cli.summary import Summary
+from headrace.client.words import dropped_in_words
 from headrace.config.config import Config
 from headrace.config.rundir import RunDirectory
 from headrace.errors import HeadraceError
@@ -53,6 +54,7 @@ def run_here(path: Path, overrides: Sequence[str], *, plain: bool) -> int:
             clock=lambda: datetime.now(UTC),
         )
         ending, summary = asyncio.run(_session(config, directory, diary))
+        ending = unless_all_was_dropped(ending, summary.audit)
         diary.end(ending)
     console.print(Text(), summary.text(), sep="\n", soft_wrap=True)
     for line in ending.reasons:
@@ -61,6 +63,18 @@ def run_here(path: Path, overrides: Sequence[str], *, plain: bool) -> int:
         console.print(Text(f"  | {line}", style="dim"))
     broken = summary.audit is not None and not summary.audit.ok
     return BROKEN if ending.exit_code == DONE and broken else ending.exit_code
+
+
+def unless_all_was_dropped(ending: Ending, audit: replay_pb2.AuditResponse | None) -> Ending:
+    """Take it for a mistake when a run is done and nothing of the data could be trained on."""
+    if ending.exit_code != DONE or audit is None or not audit.ok or audit.counts.trained:
+        return ending
+    became = dropped_in_words(audit.counts) or "none"
+    why = (
+        f"the data set ended before there was one batch to train on; its prompts: {became}; "
+        "`headrace prompts --state dropped` lists them (too_long: raise data.max_prompt_length)"
+    )
+    return Ending(USAGE, (why,))
 
 
 async def _session(

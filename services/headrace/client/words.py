@@ -27,6 +27,16 @@ def circuit_name(cause: replay_pb2.CircuitCause.ValueType) -> str:
     return name.replace("_", " ")
 
 
+def circuit_in_words(status: replay_pb2.GetReplayStatusResponse) -> str:
+    """`open (workers fail): CUDA out of memory`."""
+    return f"open ({circuit_name(status.circuit)}): {status.circuit_error}"
+
+
+def weights_name(version: int) -> str:
+    """`v3`, or a dash while there are none."""
+    return f"v{version}" if version >= 0 else "-"
+
+
 def duration(seconds: float) -> str:
     """`0.42 s`, `12 s`, `3:05`, `1:02:30`."""
     if seconds < 10:

@@ -18,11 +18,12 @@ from headrace.cli.view import View
 from headrace.client.history import history_table
 from headrace.client.steps import REWARD, STALENESS, sparkline
 from headrace.client.words import (
-    circuit_name,
+    circuit_in_words,
     counts_in_words,
     duration,
     mean_span,
     size,
+    weights_name,
     window_in_words,
 )
 from headrace.v1 import replay_pb2, status_pb2
@@ -156,8 +157,7 @@ def _spans(view: View, replay: replay_pb2.GetReplayStatusResponse) -> str:
 def _circuit(replay: replay_pb2.GetReplayStatusResponse) -> Text:
     if not replay.circuit:
         return Text("closed", style="dim")
-    text = f"open ({circuit_name(replay.circuit)}): {replay.circuit_error}"
-    return Text(text, style="bold red")
+    return Text(circuit_in_words(replay), style="bold red")
 
 
 def _worker_rows(view: View) -> list[tuple[Text | str, ...]]:
@@ -174,7 +174,7 @@ def _worker_rows(view: View) -> list[tuple[Text | str, ...]]:
             (
                 f"{name} (draining)" if own is not None and own.draining else name,
                 str(summary.lease_count),
-                f"v{own.weight_version if own is not None else summary.weight_version}",
+                weights_name((own if own is not None else summary).weight_version),
                 streak,
                 f"{speed:,.0f}" if speed is not None else "-",
                 f"{own.wasted_token_count:,}" if own is not None else "-",
