@@ -72,7 +72,10 @@ def main() -> None:
     options = parser.parse_args()
     if options.token_file is not None:
         Handler.token = options.token_file.read_text().strip()
-    server = ThreadingHTTPServer((options.host, options.port), Handler)
+    try:
+        server = ThreadingHTTPServer((options.host, options.port), Handler)
+    except OSError as error:
+        parser.error(f"cannot listen on {options.host}:{options.port}: {error.strerror}")
     print(f"serving http://{options.host}:{server.server_port}/score", flush=True)  # noqa: T201
     try:
         server.serve_forever()
