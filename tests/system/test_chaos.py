@@ -18,6 +18,7 @@ import pytest
 from killer import carry_out, plan
 from scene import Scene, scene, small_config
 
+from headrace.config.services import LedgerConfig
 from headrace.v1 import replay_pb2
 
 KILLS = int(os.environ.get("HEADRACE_CHAOS_KILLS", "14")) // 2
@@ -139,7 +140,9 @@ async def test_when_all_workers_fail_feeding_stops_and_no_prompt_is_lost(tmp_pat
         )
         later = await play.recorder.status()
         assert later.target > later.occupancy
-        assert (later.cursor, later.demand) == (opened.cursor, 0)
+        # But for the few that are let in to probe with, once all others were tried in vain.
+        assert later.cursor <= opened.cursor + LedgerConfig().eject_after
+        assert later.demand <= 1
         assert not later.counts.dropped
         assert not training.done()
         broken.unlink()

@@ -7,6 +7,7 @@ from ledger_world import LINEAGE, World, settings
 
 from headrace.errors import InvalidFieldError, WeightsUnknownError
 from headrace.replay import leasing, rows
+from headrace.replay.audit import audit
 from headrace.replay.group import FAILED, FINISHED, PENDING, RUNNING
 from headrace.v1 import prompt_pb2, replay_pb2
 
@@ -172,8 +173,15 @@ def test_when_all_workers_fail_the_circuit_opens_and_no_prompt_is_lost() -> None
     assert world.ledger.circuit.is_open
     assert world.dropped() == {}
     assert world.ledger.cursor == 12
-    world.sample()
-    assert world.demand == 0, "feeding stops"
+    for _ in range(40):
+        world.sample()
+        world.feed()
+        for worker in workers:
+            refs = world.lease(worker=worker)
+            assert len(refs) <= 1
+            world.fail(refs, worker=worker, live_workers=workers)
+    assert world.ledger.cursor == 12 + 3, "feeding stops, but for a few to probe with"
+    assert world.demand == 0
 
     probe = world.lease(5, worker="a")
     assert len(probe) == 1
@@ -182,8 +190,8 @@ def test_when_all_workers_fail_the_circuit_opens_and_no_prompt_is_lost() -> None
     assert not world.ledger.circuit.is_open
     assert world.dropped() == {}
     assert world.ledger.groups.failed == {}
-    assert world.demand == 4
-    assert len(world.lease(worker="a")) == 11
+    assert len(world.lease(worker="a")) == 14
+    assert not audit(world.ledger, world.settings)
 
 
 def test_prompts_are_not_blamed_for_the_failures_of_an_ejected_worker() -> None:
@@ -287,3 +295,38 @@ def test_prompts_that_failed_go_behind_the_others() -> None:
     world.fail([first])
     [second] = world.lease(1)
     assert second.uid != first.uid
+
+
+def test_prompts_that_nobody_can_do_are_dropped_however_many_there_are() -> None:
+    world = World(settings(max_failures=3, eject_after=3), row_count=400)
+    for _ in range(3000):
+        if world.sample().status == replay_pb2.SAMPLE_STATUS_READY:
+            world.commit()
+        world.feed()
+        for ref in world.lease():
+            if world.ledger.groups[ref.uid].ordinal % 6 == 3:
+                world.fail([ref], live_workers=["w"])
+            else:
+                world.complete([ref])
+        if world.ledger.committed_step >= 40:
+            break
+    assert world.ledger.committed_step == 40
+    assert world.dropped()["failed"] > 10
+    assert all(
+        group.ordinal % 6 == 3
+        for group in world.ledger.groups
+        if group.drop_reason == prompt_pb2.DROP_REASON_FAILED
+    )
+
+
+def test_at_the_end_of_the_data_an_open_circuit_goes_on_probing() -> None:
+    world = World(settings(max_failures=1, eject_after=3), row_count=12)
+    world.feed()
+    world.sample()
+    for _ in range(60):
+        world.fail(world.lease(), live_workers=["w"])
+    assert world.ledger.circuit.is_open
+    assert "circuit is open: boom" in world.sample().blocked_by
+    world.complete(world.lease())
+    assert not world.ledger.circuit.is_open
+    assert world.dropped() == {}

@@ -64,6 +64,7 @@ def to_base(ledger: Ledger, *, keep_settled: int) -> journal.LedgerBase:
             )
             for worker_id in sorted(circuit.streaks.keys() | circuit.ejected)
         ],
+        circuit_fed_count=circuit.fed_count,
         filtered_in_step=ledger.filtered_in_step,
         regenerated=ledger.regenerated,
         ended_by=ledger.ended_by,
@@ -126,6 +127,7 @@ def from_base(base: journal.LedgerBase) -> Ledger:
 def _restore_circuit(ledger: Ledger, base: journal.LedgerBase) -> None:
     ledger.circuit.cause = base.circuit.cause
     ledger.circuit.error = base.circuit.error
+    ledger.circuit.fed_count = base.circuit_fed_count
     for streak in base.streaks:
         if streak.failures:
             ledger.circuit.streaks[streak.worker_id] = Counter(dict(streak.failures))

@@ -6,6 +6,12 @@
   for its failures, and it gets one probe lease at a time until it succeeds.
 - When all live workers are ejected the circuit opens: feeding stops, nothing is dropped. The
   first success closes it, and what was FAILED is PENDING again.
+- Probes go round. What a probe failed at `max_failures` times is FAILED, too, and when nothing is
+  left to probe with, a fresh prompt is let in, at most `eject_after` of them: if all the others
+  are prompts that nobody can do, it shows that the workers work.
+- With the success of an ejected worker, or of a probe, the prompts that were failed at are blamed
+  after all, once each: an outage costs a prompt one failure, and one that nobody can do is dropped
+  after `max_failures` of them and one more.
 """
 
 from __future__ import annotations
@@ -37,10 +43,19 @@ def judge_failures(
         ledger.emit(journal.WorkerEjected(worker_id=worker_id))
     if not circuit.is_open and {worker_id, *live_workers} <= circuit.ejected:
         ledger.emit(journal.CircuitOpened(cause=WORKERS_FAIL, error=error))
+    sets_aside = (
+        circuit.cause == WORKERS_FAIL
+        and circuit.fed_count < settings.eject_after
+        and not ledger.feed_is_over
+    )
     used_up = [
         group.uid
         for group in failed
-        if group.state == PENDING and group.failures >= settings.max_failures
+        if group.state == PENDING
+        and (
+            group.failures >= settings.max_failures
+            or (sets_aside and circuit.tries(group.uid) >= settings.max_failures)
+        )
     ]
     if used_up:
         ledger.emit(journal.GroupsFailed(uids=used_up))
@@ -52,13 +67,21 @@ def judge_expiries(ledger: Ledger, settings: LedgerSettings, expired: Sequence[G
     drop(ledger, prompt_pb2.DROP_REASON_FAILED, deadly, step=ledger.current_step)
 
 
-def judge_success(ledger: Ledger) -> None:
-    """Close the circuit that failing workers opened; else drop what failed meanwhile."""
-    if ledger.circuit.cause == WORKERS_FAIL:
-        ledger.emit(journal.CircuitClosed(by="probe"))
-    elif ledger.groups.failed and not ledger.circuit.is_open:
-        failed = list(ledger.groups.failed.values())
-        drop(ledger, prompt_pb2.DROP_REASON_FAILED, failed, step=ledger.current_step)
+def judge_success(ledger: Ledger, settings: LedgerSettings) -> None:
+    """Close the circuit that failing workers opened; drop what failed too often meanwhile."""
+    circuit = ledger.circuit
+    closes = circuit.cause == WORKERS_FAIL
+    if circuit.is_open and not closes:
+        return
+    failed = [
+        group
+        for group in ledger.groups.failed.values()
+        if not closes or group.failures >= settings.max_failures
+    ]
+    drop(ledger, prompt_pb2.DROP_REASON_FAILED, failed, step=ledger.current_step)
+    if closes:
+        tried = {uid: None for streak in circuit.streaks.values() for uid in streak}
+        ledger.emit(journal.CircuitClosed(by="probe", blamed_uids=tried))
 
 
 def may_lease(ledger: Ledger, worker_id: str) -> int | None:

@@ -89,8 +89,8 @@ def end_feed(ledger: Ledger, *, ordinal_count: int) -> None:
 def demand(ledger: Ledger, settings: LedgerSettings) -> int:
     """How many prompts are wanted now; none while paused, with an open circuit, or at the end.
 
-    If nothing is left that a probe could be made with - what failed has grown too old meanwhile -
-    the open circuit lets in one prompt, or no success could ever close it.
+    If nothing is left that a probe could be made with - it was tried in vain, or has grown too old
+    - the open circuit lets in one prompt, or no success could ever close it.
     """
     if ledger.ended_by or ledger.paused or not ledger.feed.total_steps:
         return 0

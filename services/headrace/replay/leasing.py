@@ -199,7 +199,7 @@ def complete_sessions(
                 worker_id=worker_id, store_incarnation=store_incarnation, sessions=fresh.values()
             )
         )
-        circuit.judge_success(ledger)
+        circuit.judge_success(ledger, settings)
     now = {lease: status_of(ledger, worker_id, ref) for lease, ref in refs.items()}
     statuses = [
         STORE_CHANGED

@@ -17,6 +17,7 @@ The balance rule: fed = pending + running + finished + failed + sampled + traine
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 
 from headrace.replay.events import Event, name_of, to_record
 from headrace.replay.group import (
@@ -151,6 +152,8 @@ class Ledger:
         self.cursor += len(event.prompts)
         self.source_state = event.source_state
         self.credit = max(0, self.credit - max(0, wanted - event.own_demand))
+        if self.circuit.is_open:
+            self.circuit.fed_count += wanted
 
     def _on_rows_registered(self, event: journal.RowsRegistered) -> None:
         first = HAND_FED_ORDINAL + self.hand_fed_count
@@ -213,8 +216,13 @@ class Ledger:
                     group.worker_id = ""
                     group.base = self._base_of(group)
                 self._touch(group)
-        self.circuit.streaks.pop(event.worker_id, None)
-        self.circuit.ejected.discard(event.worker_id)
+        if self.circuit.is_open:
+            return  # Its closing says who is to blame.
+        streak = self.circuit.streaks.pop(event.worker_id, None)
+        if event.worker_id in self.circuit.ejected:
+            # It can do other prompts after all: once more, those it failed at are to blame.
+            self.circuit.ejected.discard(event.worker_id)
+            self._blame(streak or ())
 
     def _on_sessions_forgotten(self, event: journal.SessionsForgotten) -> None:
         for uid in event.uids:
@@ -324,6 +332,7 @@ class Ledger:
     def _on_circuit_opened(self, event: journal.CircuitOpened) -> None:
         self.circuit.cause = event.cause
         self.circuit.error = event.error
+        self.circuit.fed_count = 0
 
     def _on_worker_ejected(self, event: journal.WorkerEjected) -> None:
         self.circuit.ejected.add(event.worker_id)
@@ -341,13 +350,24 @@ class Ledger:
         self.circuit.ejected.clear()
         self.filtered_in_step = 0
         for live in self.groups.live():
-            if not live.failures and live.state != FAILED:
+            forgiven = event.by == "rpc" and live.failures
+            if not forgiven and live.state != FAILED:
                 continue
             with self.groups.changing(live) as group:
-                group.failures = 0
+                if forgiven:
+                    group.failures = 0
                 if group.state == FAILED:
                     group.state = PENDING
                 self._touch(group)
+        self._blame(event.blamed_uids)
+
+    def _blame(self, uids: Iterable[str]) -> None:
+        for uid in uids:
+            blamed = self.groups.get(uid)
+            if blamed and blamed.state in (PENDING, RUNNING, FAILED):
+                with self.groups.changing(blamed) as group:
+                    group.failures += 1
+                    self._touch(group)
 
     def _on_run_paused(self, event: journal.RunPaused) -> None:
         self.paused = True

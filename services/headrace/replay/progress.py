@@ -57,11 +57,17 @@ class Circuit:
     """By worker: failures since its last success, by prompt."""
     ejected: set[str] = field(default_factory=set)
     """Workers whose failures are their own, until they succeed."""
+    fed_count: int = 0
+    """Prompts let in since it opened."""
 
     @property
     def is_open(self) -> bool:
         """Whether feeding stops and leasing is cut to probes."""
         return self.cause != replay_pb2.CIRCUIT_CAUSE_UNSPECIFIED
+
+    def tries(self, uid: str) -> int:
+        """Failures of a prompt that no success has explained yet, of all workers together."""
+        return sum(streak[uid] for streak in self.streaks.values())
 
     def streak(self, worker_id: str) -> int:
         """Failures in a row of a worker, on different prompts."""

@@ -125,6 +125,8 @@ def sample(
         return Sample(replay_pb2.SAMPLE_STATUS_DATA_ENDED)
     if counts[FINISHED] < need:
         blocked_by = f"{need - counts[FINISHED]} more finished groups of the {need} this part needs"
+        if ledger.circuit.is_open:
+            blocked_by += f", and the circuit is open: {ledger.circuit.error}"
         return Sample(replay_pb2.SAMPLE_STATUS_WAITING, blocked_by=blocked_by)
     oldest = next(iter(ledger.groups.running), None)
     if oldest and blocks_sampling(oldest.base, step, settings):

@@ -707,21 +707,29 @@ Global___CircuitOpened: _TypeAlias = CircuitOpened  # noqa: Y015
 
 @_typing.final
 class CircuitClosed(_message.Message):
-    """The circuit closed. What was FAILED is PENDING, its failures forgotten."""
+    """The circuit closed. What was FAILED is PENDING again."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     BY_FIELD_NUMBER: _builtins.int
+    BLAMED_UIDS_FIELD_NUMBER: _builtins.int
     by: _builtins.str
-    """`probe` or `rpc`."""
+    """`probe`, or `rpc`: then all failures are forgotten."""
+    @_builtins.property
+    def blamed_uids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Prompts that workers failed at while the circuit was about to open or was
+        open; each is blamed once, however often it failed.
+        """
+
     def __init__(
         self,
         *,
         by: _builtins.str = ...,
+        blamed_uids: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["by", b"by"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blamed_uids", b"blamed_uids", "by", b"by"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1011,6 +1019,7 @@ class LedgerBase(_message.Message):
     FORGOTTEN_TRAINED_FIELD_NUMBER: _builtins.int
     FORGOTTEN_DROPPED_FIELD_NUMBER: _builtins.int
     SOURCE_STATE_FIELD_NUMBER: _builtins.int
+    CIRCUIT_FED_COUNT_FIELD_NUMBER: _builtins.int
     schema_version: _builtins.int
     """Version of this schema. Now 1."""
     position: _builtins.int
@@ -1031,6 +1040,8 @@ class LedgerBase(_message.Message):
     """Forgotten groups that were trained."""
     source_state: _builtins.str
     """State of a source that cannot seek, as the feeder last gave it."""
+    circuit_fed_count: _builtins.int
+    """Prompts let in since the circuit opened."""
     @_builtins.property
     def run_opened(self) -> Global___RunOpened:
         """The run's opening."""
@@ -1124,10 +1135,11 @@ class LedgerBase(_message.Message):
         forgotten_trained: _builtins.int = ...,
         forgotten_dropped: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
         source_state: _builtins.str = ...,
+        circuit_fed_count: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["circuit", b"circuit", "feed_opened", b"feed_opened", "last_commit", b"last_commit", "open_step", b"open_step", "run_opened", b"run_opened", "store", b"store", "trainer", b"trainer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["circuit", b"circuit", "committed_step", b"committed_step", "credit", b"credit", "credit_answers", b"credit_answers", "cursor", b"cursor", "ended_by", b"ended_by", "feed_opened", b"feed_opened", "filtered_in_step", b"filtered_in_step", "forgotten_dropped", b"forgotten_dropped", "forgotten_trained", b"forgotten_trained", "former_trainers", b"former_trainers", "groups", b"groups", "hand_fed", b"hand_fed", "last_commit", b"last_commit", "open_step", b"open_step", "parts", b"parts", "paused", b"paused", "position", b"position", "regenerated", b"regenerated", "run_opened", b"run_opened", "schema_version", b"schema_version", "source_state", b"source_state", "store", b"store", "streaks", b"streaks", "trainer", b"trainer", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["circuit", b"circuit", "circuit_fed_count", b"circuit_fed_count", "committed_step", b"committed_step", "credit", b"credit", "credit_answers", b"credit_answers", "cursor", b"cursor", "ended_by", b"ended_by", "feed_opened", b"feed_opened", "filtered_in_step", b"filtered_in_step", "forgotten_dropped", b"forgotten_dropped", "forgotten_trained", b"forgotten_trained", "former_trainers", b"former_trainers", "groups", b"groups", "hand_fed", b"hand_fed", "last_commit", b"last_commit", "open_step", b"open_step", "parts", b"parts", "paused", b"paused", "position", b"position", "regenerated", b"regenerated", "run_opened", b"run_opened", "schema_version", b"schema_version", "source_state", b"source_state", "store", b"store", "streaks", b"streaks", "trainer", b"trainer", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
