@@ -41,8 +41,22 @@ GRACE_S = 30.0
 UNITS = 2
 
 
+def listening_here() -> set[str]:
+    return {
+        f"{connection.laddr.ip}:{connection.laddr.port}"
+        for connection in psutil.Process().net_connections(kind="tcp")
+        if connection.status == psutil.CONN_LISTEN
+    }
+
+
 @pytest.fixture(scope="module")
-def nodes() -> Iterator[Nodes]:
+def others_listening() -> set[str]:
+    """What the test process listens on before the store is there, left by other tests."""
+    return listening_here()
+
+
+@pytest.fixture(scope="module")
+def nodes(others_listening: set[str]) -> Iterator[Nodes]:
     started = Nodes.start(unit_count=UNITS)
     yield started
     started.close()
@@ -621,15 +635,13 @@ async def test_a_storage_unit_that_is_gone_ends_calls_by_their_deadline_and_the_
     await asyncio.to_thread(broken.close)
 
 
-def test_transfer_queue_runs_without_ray_and_listens_on_loopback_only(nodes: Nodes) -> None:
+def test_transfer_queue_runs_without_ray_and_listens_on_loopback_only(
+    others_listening: set[str], nodes: Nodes
+) -> None:
     import ray
 
     here = psutil.Process()
-    listening = {
-        f"{connection.laddr.ip}:{connection.laddr.port}"
-        for connection in here.net_connections(kind="tcp")
-        if connection.status == psutil.CONN_LISTEN
-    }
+    listening = listening_here() - others_listening
     children = {child.name() for child in here.children(recursive=True)}
 
     assert not ray.is_initialized()
