@@ -143,21 +143,25 @@ class Cluster:
     # -- the end
 
     async def close(self) -> list[str]:
-        """End everything; name what did not end by itself as it should have."""
-        faults = []
-        for name in (*self.workers, "feeder", "store", "replay"):
-            process = self.members[name].process
-            if process is None or process.poll() is not None:
-                continue
-            os.kill(process.pid, signal.SIGCONT)
-            try:
-                code = await self.stop(name)
-                faults += [f"{name} ended with exit code {code}"] if code else []
-            except subprocess.TimeoutExpired:
-                faults.append(f"{name} did not stop")
+        """End everything, the replay buffer last; name what did not end as it should have."""
+        faults: list[str] = []
+        for names in ((*self.workers, "feeder", "store"), ("replay",)):
+            for ended in await asyncio.gather(*(self._end(name) for name in names)):
+                faults += ended
         faults += await self._orphans()
         self.kill_all()
         return faults
+
+    async def _end(self, name: str) -> list[str]:
+        process = self.members[name].process
+        if process is None or process.poll() is not None:
+            return []
+        os.kill(process.pid, signal.SIGCONT)
+        try:
+            code = await self.stop(name)
+        except subprocess.TimeoutExpired:
+            return [f"{name} did not stop"]
+        return [f"{name} ended with exit code {code}"] if code else []
 
     async def _orphans(self) -> list[str]:
         deadline = time.monotonic() + GONE_S
