@@ -26,7 +26,6 @@ from headrace.rollout.service import WorkerService
 from headrace.rollout.worker import Worker, WorkerSettings
 from headrace.rpc.channel import open_channel
 from headrace.rpc.process import Process, ProcessOptions
-from headrace.rpc.security import Security
 from headrace.tokenizer.load import load_tokenizer
 from headrace.tokenizer.tokenizer import Tokenizer
 from headrace.v1 import replay_pb2_grpc, store_pb2_grpc, trainer_pb2_grpc
@@ -53,16 +52,7 @@ async def run(config: Config, options: ProcessOptions) -> int:
 
     """
     async with AsyncExitStack() as stack:
-        process = Process(
-            name=options.name,
-            run_id=config.run.run_id,
-            host=config.endpoints.bind_host,
-            port=options.port,
-            metrics_port=options.metrics_port,
-            announce=options.announce,
-            security=Security.from_config(config),
-            stall_after_s=config.watchdog.stall_after_s,
-        )
+        process = Process.of_run(config, options)
         stack.push_async_callback(process.close)
         tokenizer = await asyncio.to_thread(load_tokenizer, config.model)
         timings = Timings(process.registry)

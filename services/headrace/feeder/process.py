@@ -26,7 +26,6 @@ from headrace.rpc.advertise import advertised
 from headrace.rpc.calls import Stopped
 from headrace.rpc.channel import open_channel
 from headrace.rpc.process import Process, ProcessOptions
-from headrace.rpc.security import Security
 from headrace.tokenizer import load_tokenizer
 from headrace.v1 import feeder_pb2, feeder_pb2_grpc, replay_pb2_grpc
 
@@ -60,16 +59,7 @@ async def run(config: Config, options: ProcessOptions) -> int:
             prompts, _order(source, config, shuffle=True, purpose="warm start")
         )
     fingerprint = feed_fingerprint(source, config)
-    process = Process(
-        name=options.name,
-        run_id=config.run.run_id,
-        host=config.endpoints.bind_host,
-        port=options.port,
-        metrics_port=options.metrics_port,
-        announce=options.announce,
-        security=Security.from_config(config),
-        stall_after_s=config.watchdog.stall_after_s,
-    )
+    process = Process.of_run(config, options)
     reader = Reader(
         waits=process.waits,
         stopping=process.stopping,

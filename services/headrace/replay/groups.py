@@ -20,7 +20,6 @@ from headrace.replay.group import (
     RUNNING,
     SAMPLED,
     SETTLED,
-    STATES,
     TRAINED,
     Group,
 )
@@ -203,6 +202,3 @@ def state_name(state: int) -> str:
     """Name a state as metrics and people do: `pending`."""
     name = prompt_pb2.PromptState.Name(prompt_pb2.PromptState.ValueType(state))
     return name.removeprefix("PROMPT_STATE_").lower()
-
-
-assert len(STATES) == 7

@@ -27,7 +27,6 @@ from headrace.replay.settings import LedgerSettings
 from headrace.replay.state_metrics import StateMetrics
 from headrace.replay.workers import Workers
 from headrace.rpc.process import Process, ProcessOptions
-from headrace.rpc.security import Security
 from headrace.v1 import replay_pb2
 from headrace.v1.replay_pb2_grpc import add_ReplayBufferServiceServicer_to_server
 
@@ -44,16 +43,7 @@ async def run(config: Config, options: ProcessOptions) -> int:
         UsageError: the journal cannot be used, or the configuration is not the run's.
 
     """
-    process = Process(
-        name=options.name,
-        run_id=config.run.run_id,
-        host=config.endpoints.bind_host,
-        port=options.port,
-        metrics_port=options.metrics_port,
-        announce=options.announce,
-        security=Security.from_config(config),
-        stall_after_s=config.watchdog.stall_after_s,
-    )
+    process = Process.of_run(config, options)
     service = ReplayService(process.status)
 
     def add_services(server: grpc.aio.Server) -> Sequence[str]:

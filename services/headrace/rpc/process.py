@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -40,6 +40,9 @@ from headrace.rpc.server import bind, create_server
 from headrace.rpc.wait_metrics import WaitMetrics
 from headrace.rpc.waits import Waits
 from headrace.v1 import status_pb2
+
+if TYPE_CHECKING:
+    from headrace.config.config import Config
 
 WATCH_EVERY_S: Final = 1.0
 """How often the watchdog looks."""
@@ -120,6 +123,25 @@ class Process:
         self._becoming_ready: asyncio.Task[None] | None = None
         self._watchdog = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         self._closed = threading.Event()
+
+    @classmethod
+    def of_run(cls, config: Config, options: ProcessOptions) -> Process:
+        """Make a process of the run that is configured.
+
+        Raises:
+            UsageError: A file that its security needs cannot be used.
+
+        """
+        return cls(
+            name=options.name,
+            run_id=config.run.run_id,
+            host=config.endpoints.bind_host,
+            port=options.port,
+            metrics_port=options.metrics_port,
+            announce=options.announce,
+            security=Security.from_config(config),
+            stall_after_s=config.watchdog.stall_after_s,
+        )
 
     async def start(self, add_services: Callable[[grpc.aio.Server], Sequence[str]]) -> str:
         """Serve, not ready yet.

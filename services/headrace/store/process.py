@@ -19,7 +19,6 @@ from headrace.rpc.advertise import advertised
 from headrace.rpc.calls import Stopped, persist
 from headrace.rpc.channel import open_channel
 from headrace.rpc.process import Process, ProcessOptions
-from headrace.rpc.security import Security
 from headrace.store.log import StoreLog
 from headrace.store.metrics import StoreMetrics
 from headrace.store.nodes import Nodes
@@ -68,16 +67,7 @@ def _open_log(config: Config) -> StoreLog | None:
 
 
 async def _run(config: Config, replay: str, options: ProcessOptions, log: StoreLog | None) -> int:
-    process = Process(
-        name=options.name,
-        run_id=config.run.run_id,
-        host=config.endpoints.bind_host,
-        port=options.port,
-        metrics_port=options.metrics_port,
-        announce=options.announce,
-        security=Security.from_config(config),
-        stall_after_s=config.watchdog.stall_after_s,
-    )
+    process = Process.of_run(config, options)
     service = StoreService(process.status)
     address = advertised(await process.start(service.add_to), config.endpoints.advertise_host)
     try:

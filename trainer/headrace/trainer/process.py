@@ -14,7 +14,6 @@ from headrace.rpc.advertise import advertised
 from headrace.rpc.calls import Stopped
 from headrace.rpc.channel import open_channel
 from headrace.rpc.process import Process, ProcessOptions
-from headrace.rpc.security import Security
 from headrace.tokenizer import Tokenizer, load_tokenizer
 from headrace.trainer.actor import Actor
 from headrace.trainer.arrival import CannotResumeError, register
@@ -52,16 +51,7 @@ async def run(config: Config, options: ProcessOptions) -> int:
         BadTrajectoryError: a worker has stored what cannot be trained on.
 
     """
-    process = Process(
-        name=options.name,
-        run_id=config.run.run_id,
-        host=config.endpoints.bind_host,
-        port=options.port,
-        metrics_port=options.metrics_port,
-        announce=options.announce,
-        security=Security.from_config(config),
-        stall_after_s=config.watchdog.stall_after_s,
-    )
+    process = Process.of_run(config, options)
     progress = Progress()
     process.expose(ProgressMetrics(progress).read)
     weights = WeightsServer(_weights_root(config), run_id=config.run.run_id)
