@@ -162,6 +162,41 @@ class StepNotCompleteError(WireError):
     reason = "STEP_NOT_COMPLETE"
 
 
+class SnapshotLostError(WireError):
+    """The snapshot is not under way any more."""
+
+    code = StatusCode.FAILED_PRECONDITION
+    reason = "SNAPSHOT_LOST"
+
+
+class SnapshotFailedError(WireError):
+    """A part of a checkpoint could not be written."""
+
+    code = StatusCode.FAILED_PRECONDITION
+    reason = "SNAPSHOT_FAILED"
+
+
+class CannotResumeError(WireError):
+    """What there is to go on from does not fit what is to go on."""
+
+    code = StatusCode.FAILED_PRECONDITION
+    reason = "CANNOT_RESUME"
+
+
+class NoValidCheckpointError(WireError):
+    """There are checkpoints, and none of them can be used."""
+
+    code = StatusCode.FAILED_PRECONDITION
+    reason = "NO_VALID_CHECKPOINT"
+
+
+class ResumeLostError(WireError):
+    """Another resume has begun."""
+
+    code = StatusCode.FAILED_PRECONDITION
+    reason = "RESUME_LOST"
+
+
 class PromptUnknownError(WireError):
     """No prompt of that uid was ever fed."""
 

@@ -8,6 +8,7 @@ from typing import Self
 
 from pydantic import model_validator
 
+from headrace.config.checkpoint import CheckpointConfig, ResumeConfig
 from headrace.config.data import DataConfig, StreamSource
 from headrace.config.model import ModelConfig
 from headrace.config.rollout import RewardConfig, RolloutConfig
@@ -56,6 +57,10 @@ class Config(Section):
     """The ledger's journal."""
     store: StoreConfig = StoreConfig()
     """The trajectory store."""
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    """Checkpoints of the whole run."""
+    resume: ResumeConfig = ResumeConfig()
+    """How a run goes on."""
     weights: WeightsConfig = WeightsConfig()
     """How weights travel."""
     endpoints: EndpointsConfig = EndpointsConfig()

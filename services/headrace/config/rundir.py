@@ -34,6 +34,11 @@ class RunDirectory:
         return self.path / "store"
 
     @property
+    def checkpoints(self) -> Path:
+        """Checkpoints, unless `checkpoint.storage` is another place."""
+        return self.path / "checkpoints"
+
+    @property
     def weights(self) -> Path:
         """Weights on their way to the workers."""
         return self.path / "weights"

@@ -116,6 +116,8 @@ class EndpointsConfig(Section):
     """The trajectory store."""
     trainer: str | None = None
     """The trainer; workers need it with `weights.transport: grpc`."""
+    checkpoint: str | None = None
+    """The checkpoint coordinator; the trainer needs it where `trainer.save_freq` is set."""
     bind_host: str = "127.0.0.1"
     """The address that services listen on; with `security.token_file` and `security.tls` set, it
     may be another one than loopback."""

@@ -97,6 +97,9 @@ class TrainerConfig(Section):
     """Passes over the data set."""
     total_training_steps: int | None = Field(default=None, ge=1)
     """Stop after so many steps; null = to the end of the data."""
+    save_freq: int = Field(default=20, ge=-1)
+    """Steps between two checkpoints, the last step and SIGTERM beside; -1 = no checkpoints: a run
+    whose trainer dies is over."""
     micro_batch_size: int | None = Field(default=None, ge=1)
     """Sequences per forward pass; null = all of a mini-batch. Does not change the gradient."""
     device: str = "auto"

@@ -12,6 +12,7 @@ from google.protobuf.internal import containers as _containers
 from headrace.v1 import feeder_pb2 as _feeder_pb2
 from headrace.v1 import prompt_pb2 as _prompt_pb2
 from headrace.v1 import replay_pb2 as _replay_pb2
+from headrace.v1 import resume_pb2 as _resume_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -57,6 +58,13 @@ class JournalRecord(_message.Message):
     ROWS_REGISTERED_FIELD_NUMBER: _builtins.int
     RUN_PAUSED_FIELD_NUMBER: _builtins.int
     RUN_RESUMED_FIELD_NUMBER: _builtins.int
+    SNAPSHOT_BEGUN_FIELD_NUMBER: _builtins.int
+    SNAPSHOT_ENDED_FIELD_NUMBER: _builtins.int
+    RESUME_BEGUN_FIELD_NUMBER: _builtins.int
+    LEDGER_RESTORED_FIELD_NUMBER: _builtins.int
+    LINEAGE_OPENED_FIELD_NUMBER: _builtins.int
+    RESUME_ADVANCED_FIELD_NUMBER: _builtins.int
+    ROWS_LOST_FIELD_NUMBER: _builtins.int
     schema_version: _builtins.int
     """Version of this schema. Now 1."""
     position: _builtins.int
@@ -161,6 +169,34 @@ class JournalRecord(_message.Message):
     def run_resumed(self) -> Global___RunResumed:
         """The run goes on."""
 
+    @_builtins.property
+    def snapshot_begun(self) -> Global___SnapshotBegun:
+        """A snapshot began: the ledger is cut here."""
+
+    @_builtins.property
+    def snapshot_ended(self) -> Global___SnapshotEnded:
+        """A snapshot came to its end."""
+
+    @_builtins.property
+    def resume_begun(self) -> Global___ResumeBegun:
+        """A resume began."""
+
+    @_builtins.property
+    def ledger_restored(self) -> Global___LedgerRestored:
+        """The ledger was taken from a checkpoint."""
+
+    @_builtins.property
+    def lineage_opened(self) -> Global___LineageOpened:
+        """A time line began."""
+
+    @_builtins.property
+    def resume_advanced(self) -> Global___ResumeAdvanced:
+        """A resume came to its next phase."""
+
+    @_builtins.property
+    def rows_lost(self) -> Global___RowsLost:
+        """The store lacks rows."""
+
     def __init__(
         self,
         *,
@@ -192,12 +228,19 @@ class JournalRecord(_message.Message):
         rows_registered: Global___RowsRegistered | None = ...,
         run_paused: Global___RunPaused | None = ...,
         run_resumed: Global___RunResumed | None = ...,
+        snapshot_begun: Global___SnapshotBegun | None = ...,
+        snapshot_ended: Global___SnapshotEnded | None = ...,
+        resume_begun: Global___ResumeBegun | None = ...,
+        ledger_restored: Global___LedgerRestored | None = ...,
+        lineage_opened: Global___LineageOpened | None = ...,
+        resume_advanced: Global___ResumeAdvanced | None = ...,
+        rows_lost: Global___RowsLost | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["batch_sampled", b"batch_sampled", "circuit_closed", b"circuit_closed", "circuit_opened", b"circuit_opened", "credit_added", b"credit_added", "event", b"event", "feed_opened", b"feed_opened", "groups_dropped", b"groups_dropped", "groups_failed", b"groups_failed", "groups_returned", b"groups_returned", "leases_ended", b"leases_ended", "prompts_leased", b"prompts_leased", "prompts_registered", b"prompts_registered", "rows_registered", b"rows_registered", "run_ended", b"run_ended", "run_opened", b"run_opened", "run_paused", b"run_paused", "run_resumed", b"run_resumed", "sessions_completed", b"sessions_completed", "sessions_forgotten", b"sessions_forgotten", "step_committed", b"step_committed", "step_opened", b"step_opened", "store_registered", b"store_registered", "trainer_registered", b"trainer_registered", "weights_published", b"weights_published", "worker_ejected", b"worker_ejected"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["batch_sampled", b"batch_sampled", "circuit_closed", b"circuit_closed", "circuit_opened", b"circuit_opened", "credit_added", b"credit_added", "event", b"event", "feed_opened", b"feed_opened", "groups_dropped", b"groups_dropped", "groups_failed", b"groups_failed", "groups_returned", b"groups_returned", "leases_ended", b"leases_ended", "ledger_restored", b"ledger_restored", "lineage_opened", b"lineage_opened", "prompts_leased", b"prompts_leased", "prompts_registered", b"prompts_registered", "resume_advanced", b"resume_advanced", "resume_begun", b"resume_begun", "rows_lost", b"rows_lost", "rows_registered", b"rows_registered", "run_ended", b"run_ended", "run_opened", b"run_opened", "run_paused", b"run_paused", "run_resumed", b"run_resumed", "sessions_completed", b"sessions_completed", "sessions_forgotten", b"sessions_forgotten", "snapshot_begun", b"snapshot_begun", "snapshot_ended", b"snapshot_ended", "step_committed", b"step_committed", "step_opened", b"step_opened", "store_registered", b"store_registered", "trainer_registered", b"trainer_registered", "weights_published", b"weights_published", "worker_ejected", b"worker_ejected"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_sampled", b"batch_sampled", "circuit_closed", b"circuit_closed", "circuit_opened", b"circuit_opened", "credit_added", b"credit_added", "event", b"event", "feed_opened", b"feed_opened", "groups_dropped", b"groups_dropped", "groups_failed", b"groups_failed", "groups_returned", b"groups_returned", "leases_ended", b"leases_ended", "position", b"position", "prompts_leased", b"prompts_leased", "prompts_registered", b"prompts_registered", "rows_registered", b"rows_registered", "run_ended", b"run_ended", "run_opened", b"run_opened", "run_paused", b"run_paused", "run_resumed", b"run_resumed", "schema_version", b"schema_version", "sessions_completed", b"sessions_completed", "sessions_forgotten", b"sessions_forgotten", "step_committed", b"step_committed", "step_opened", b"step_opened", "store_registered", b"store_registered", "trainer_registered", b"trainer_registered", "unix_time_s", b"unix_time_s", "weights_published", b"weights_published", "worker_ejected", b"worker_ejected", "writer_epoch", b"writer_epoch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_sampled", b"batch_sampled", "circuit_closed", b"circuit_closed", "circuit_opened", b"circuit_opened", "credit_added", b"credit_added", "event", b"event", "feed_opened", b"feed_opened", "groups_dropped", b"groups_dropped", "groups_failed", b"groups_failed", "groups_returned", b"groups_returned", "leases_ended", b"leases_ended", "ledger_restored", b"ledger_restored", "lineage_opened", b"lineage_opened", "position", b"position", "prompts_leased", b"prompts_leased", "prompts_registered", b"prompts_registered", "resume_advanced", b"resume_advanced", "resume_begun", b"resume_begun", "rows_lost", b"rows_lost", "rows_registered", b"rows_registered", "run_ended", b"run_ended", "run_opened", b"run_opened", "run_paused", b"run_paused", "run_resumed", b"run_resumed", "schema_version", b"schema_version", "sessions_completed", b"sessions_completed", "sessions_forgotten", b"sessions_forgotten", "snapshot_begun", b"snapshot_begun", "snapshot_ended", b"snapshot_ended", "step_committed", b"step_committed", "step_opened", b"step_opened", "store_registered", b"store_registered", "trainer_registered", b"trainer_registered", "unix_time_s", b"unix_time_s", "weights_published", b"weights_published", "worker_ejected", b"worker_ejected", "writer_epoch", b"writer_epoch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["run_opened", "feed_opened", "prompts_registered", "prompts_leased", "leases_ended", "sessions_completed", "groups_dropped", "trainer_registered", "weights_published", "step_opened", "batch_sampled", "groups_returned", "step_committed", "store_registered", "credit_added", "circuit_opened", "circuit_closed", "run_ended", "groups_failed", "sessions_forgotten", "worker_ejected", "rows_registered", "run_paused", "run_resumed"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["run_opened", "feed_opened", "prompts_registered", "prompts_leased", "leases_ended", "sessions_completed", "groups_dropped", "trainer_registered", "weights_published", "step_opened", "batch_sampled", "groups_returned", "step_committed", "store_registered", "credit_added", "circuit_opened", "circuit_closed", "run_ended", "groups_failed", "sessions_forgotten", "worker_ejected", "rows_registered", "run_paused", "run_resumed", "snapshot_begun", "snapshot_ended", "resume_begun", "ledger_restored", "lineage_opened", "resume_advanced", "rows_lost"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -905,6 +948,271 @@ class RunResumed(_message.Message):
 Global___RunResumed: _TypeAlias = RunResumed  # noqa: Y015
 
 @_typing.final
+class SnapshotBegun(_message.Message):
+    """A snapshot of the last committed step began. What the ledger is after this
+    event goes into the checkpoint.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SNAPSHOT_ID_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    LINEAGE_FIELD_NUMBER: _builtins.int
+    snapshot_id: _builtins.str
+    """Which."""
+    step: _builtins.int
+    """The step."""
+    lineage: _builtins.str
+    """Its time line."""
+    def __init__(
+        self,
+        *,
+        snapshot_id: _builtins.str = ...,
+        step: _builtins.int = ...,
+        lineage: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lineage", b"lineage", "snapshot_id", b"snapshot_id", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SnapshotBegun: _TypeAlias = SnapshotBegun  # noqa: Y015
+
+@_typing.final
+class SnapshotEnded(_message.Message):
+    """A snapshot is complete, or was given up."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SNAPSHOT_ID_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    COMMITTED_FIELD_NUMBER: _builtins.int
+    OLDEST_STEP_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    snapshot_id: _builtins.str
+    """Which."""
+    step: _builtins.int
+    """Its step."""
+    committed: _builtins.bool
+    """Whether it is complete."""
+    oldest_step: _builtins.int
+    """The oldest checkpoint that is kept: what was trained up to it cannot be
+    rolled back any more.
+    """
+    error: _builtins.str
+    """Why it was given up."""
+    def __init__(
+        self,
+        *,
+        snapshot_id: _builtins.str = ...,
+        step: _builtins.int = ...,
+        committed: _builtins.bool = ...,
+        oldest_step: _builtins.int = ...,
+        error: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "error", b"error", "oldest_step", b"oldest_step", "snapshot_id", b"snapshot_id", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SnapshotEnded: _TypeAlias = SnapshotEnded  # noqa: Y015
+
+@_typing.final
+class ResumeBegun(_message.Message):
+    """A resume began. Nothing is leased or sampled until it is OPEN, and nothing is
+    fed before WARMUP. What an earlier resume did stays done.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESUME_ID_FIELD_NUMBER: _builtins.int
+    TRAINER_INCARNATION_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    resume_id: _builtins.str
+    """Which."""
+    trainer_incarnation: _builtins.int
+    """The trainer it is for."""
+    step: _builtins.int
+    """The step it goes back to."""
+    def __init__(
+        self,
+        *,
+        resume_id: _builtins.str = ...,
+        trainer_incarnation: _builtins.int = ...,
+        step: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["resume_id", b"resume_id", "step", b"step", "trainer_incarnation", b"trainer_incarnation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResumeBegun: _TypeAlias = ResumeBegun  # noqa: Y015
+
+@_typing.final
+class LedgerRestored(_message.Message):
+    """The journal was lost: the ledger is what the checkpoint says. What was
+    registered since this journal began is forgotten.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESUME_ID_FIELD_NUMBER: _builtins.int
+    BASE_FIELD_NUMBER: _builtins.int
+    resume_id: _builtins.str
+    """The resume."""
+    @_builtins.property
+    def base(self) -> Global___LedgerBase:
+        """The ledger."""
+
+    def __init__(
+        self,
+        *,
+        resume_id: _builtins.str = ...,
+        base: Global___LedgerBase | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["base", b"base"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base", b"base", "resume_id", b"resume_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LedgerRestored: _TypeAlias = LedgerRestored  # noqa: Y015
+
+@_typing.final
+class LineageOpened(_message.Message):
+    """A time line began: it goes on after `fork_step` of its parent. What the
+    parent did later is undone, as far as a prompt's training goes: those groups
+    are live again. The cursor stays, and what was dropped stays dropped.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESUME_ID_FIELD_NUMBER: _builtins.int
+    LINEAGE_FIELD_NUMBER: _builtins.int
+    STORE_INCARNATION_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
+    resume_id: _builtins.str
+    """The resume."""
+    store_incarnation: _builtins.str
+    """The life of the store that holds the rows."""
+    @_builtins.property
+    def lineage(self) -> _resume_pb2.Lineage:
+        """The new line."""
+
+    @_builtins.property
+    def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReopenedGroup]:
+        """Every group that changes, as it is from here on."""
+
+    def __init__(
+        self,
+        *,
+        resume_id: _builtins.str = ...,
+        lineage: _resume_pb2.Lineage | None = ...,
+        store_incarnation: _builtins.str = ...,
+        groups: _abc.Iterable[Global___ReopenedGroup] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lineage", b"lineage"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups", "lineage", b"lineage", "resume_id", b"resume_id", "store_incarnation", b"store_incarnation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LineageOpened: _TypeAlias = LineageOpened  # noqa: Y015
+
+@_typing.final
+class ReopenedGroup(_message.Message):
+    """A live or un-trained group as a new time line finds it: FINISHED if all its
+    sessions are there, else PENDING.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UID_FIELD_NUMBER: _builtins.int
+    BASE_FIELD_NUMBER: _builtins.int
+    SESSIONS_FIELD_NUMBER: _builtins.int
+    uid: _builtins.str
+    """The group."""
+    base: _builtins.int
+    """The step its span counts from; 0 while it has none."""
+    @_builtins.property
+    def sessions(self) -> _containers.RepeatedCompositeFieldContainer[_prompt_pb2.SessionRecord]:
+        """Its sessions."""
+
+    def __init__(
+        self,
+        *,
+        uid: _builtins.str = ...,
+        base: _builtins.int = ...,
+        sessions: _abc.Iterable[_prompt_pb2.SessionRecord] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base", b"base", "sessions", b"sessions", "uid", b"uid"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReopenedGroup: _TypeAlias = ReopenedGroup  # noqa: Y015
+
+@_typing.final
+class ResumeAdvanced(_message.Message):
+    """A resume came to its next phase."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESUME_ID_FIELD_NUMBER: _builtins.int
+    PHASE_FIELD_NUMBER: _builtins.int
+    resume_id: _builtins.str
+    """Which."""
+    phase: _resume_pb2.ResumePhase.ValueType
+    """The phase that begins."""
+    def __init__(
+        self,
+        *,
+        resume_id: _builtins.str = ...,
+        phase: _resume_pb2.ResumePhase.ValueType = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["phase", b"phase", "resume_id", b"resume_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResumeAdvanced: _TypeAlias = ResumeAdvanced  # noqa: Y015
+
+@_typing.final
+class RowsLost(_message.Message):
+    """The store does not have these sessions' rows. Their groups are PENDING."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UIDS_FIELD_NUMBER: _builtins.int
+    SESSIONS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def uids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The groups."""
+
+    @_builtins.property
+    def sessions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The sessions, one per group named; a group may be named more than once."""
+
+    def __init__(
+        self,
+        *,
+        uids: _abc.Iterable[_builtins.str] | None = ...,
+        sessions: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sessions", b"sessions", "uids", b"uids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RowsLost: _TypeAlias = RowsLost  # noqa: Y015
+
+@_typing.final
 class LedgerBase(_message.Message):
     """The ledger at one position, so that what came before need not be replayed.
     Settled groups that were forgotten are in the counts only.
@@ -1020,6 +1328,11 @@ class LedgerBase(_message.Message):
     FORGOTTEN_DROPPED_FIELD_NUMBER: _builtins.int
     SOURCE_STATE_FIELD_NUMBER: _builtins.int
     CIRCUIT_FED_COUNT_FIELD_NUMBER: _builtins.int
+    LINEAGES_FIELD_NUMBER: _builtins.int
+    RESUME_FIELD_NUMBER: _builtins.int
+    SNAPSHOT_FIELD_NUMBER: _builtins.int
+    SAVED_STEP_FIELD_NUMBER: _builtins.int
+    OLDEST_STEP_FIELD_NUMBER: _builtins.int
     schema_version: _builtins.int
     """Version of this schema. Now 1."""
     position: _builtins.int
@@ -1042,6 +1355,10 @@ class LedgerBase(_message.Message):
     """State of a source that cannot seek, as the feeder last gave it."""
     circuit_fed_count: _builtins.int
     """Prompts let in since the circuit opened."""
+    saved_step: _builtins.int
+    """The step of the newest checkpoint of this time line; 0 if there is none."""
+    oldest_step: _builtins.int
+    """The oldest checkpoint that is kept."""
     @_builtins.property
     def run_opened(self) -> Global___RunOpened:
         """The run's opening."""
@@ -1106,6 +1423,18 @@ class LedgerBase(_message.Message):
     def forgotten_dropped(self) -> _containers.ScalarMap[_builtins.int, _builtins.int]:
         """Forgotten groups that were dropped, by reason."""
 
+    @_builtins.property
+    def lineages(self) -> _containers.RepeatedCompositeFieldContainer[_resume_pb2.Lineage]:
+        """The time lines up to the current one, oldest first."""
+
+    @_builtins.property
+    def resume(self) -> _resume_pb2.ResumeState:
+        """The resume under way, or the last one."""
+
+    @_builtins.property
+    def snapshot(self) -> _resume_pb2.SnapshotState:
+        """The snapshot under way, if any."""
+
     def __init__(
         self,
         *,
@@ -1136,10 +1465,15 @@ class LedgerBase(_message.Message):
         forgotten_dropped: _abc.Mapping[_builtins.int, _builtins.int] | None = ...,
         source_state: _builtins.str = ...,
         circuit_fed_count: _builtins.int = ...,
+        lineages: _abc.Iterable[_resume_pb2.Lineage] | None = ...,
+        resume: _resume_pb2.ResumeState | None = ...,
+        snapshot: _resume_pb2.SnapshotState | None = ...,
+        saved_step: _builtins.int = ...,
+        oldest_step: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["circuit", b"circuit", "feed_opened", b"feed_opened", "last_commit", b"last_commit", "open_step", b"open_step", "run_opened", b"run_opened", "store", b"store", "trainer", b"trainer"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["circuit", b"circuit", "feed_opened", b"feed_opened", "last_commit", b"last_commit", "open_step", b"open_step", "resume", b"resume", "run_opened", b"run_opened", "snapshot", b"snapshot", "store", b"store", "trainer", b"trainer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["circuit", b"circuit", "circuit_fed_count", b"circuit_fed_count", "committed_step", b"committed_step", "credit", b"credit", "credit_answers", b"credit_answers", "cursor", b"cursor", "ended_by", b"ended_by", "feed_opened", b"feed_opened", "filtered_in_step", b"filtered_in_step", "forgotten_dropped", b"forgotten_dropped", "forgotten_trained", b"forgotten_trained", "former_trainers", b"former_trainers", "groups", b"groups", "hand_fed", b"hand_fed", "last_commit", b"last_commit", "open_step", b"open_step", "parts", b"parts", "paused", b"paused", "position", b"position", "regenerated", b"regenerated", "run_opened", b"run_opened", "schema_version", b"schema_version", "source_state", b"source_state", "store", b"store", "streaks", b"streaks", "trainer", b"trainer", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["circuit", b"circuit", "circuit_fed_count", b"circuit_fed_count", "committed_step", b"committed_step", "credit", b"credit", "credit_answers", b"credit_answers", "cursor", b"cursor", "ended_by", b"ended_by", "feed_opened", b"feed_opened", "filtered_in_step", b"filtered_in_step", "forgotten_dropped", b"forgotten_dropped", "forgotten_trained", b"forgotten_trained", "former_trainers", b"former_trainers", "groups", b"groups", "hand_fed", b"hand_fed", "last_commit", b"last_commit", "lineages", b"lineages", "oldest_step", b"oldest_step", "open_step", b"open_step", "parts", b"parts", "paused", b"paused", "position", b"position", "regenerated", b"regenerated", "resume", b"resume", "run_opened", b"run_opened", "saved_step", b"saved_step", "schema_version", b"schema_version", "snapshot", b"snapshot", "source_state", b"source_state", "store", b"store", "streaks", b"streaks", "trainer", b"trainer", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

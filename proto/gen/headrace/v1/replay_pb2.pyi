@@ -10,6 +10,7 @@ from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from headrace.v1 import feeder_pb2 as _feeder_pb2
 from headrace.v1 import prompt_pb2 as _prompt_pb2
+from headrace.v1 import resume_pb2 as _resume_pb2
 from headrace.v1 import status_pb2 as _status_pb2
 import builtins as _builtins
 import sys
@@ -845,6 +846,7 @@ class RegisterTrainerResponse(_message.Message):
     COMMITTED_STEP_FIELD_NUMBER: _builtins.int
     TOTAL_STEPS_FIELD_NUMBER: _builtins.int
     LATEST_WEIGHTS_FIELD_NUMBER: _builtins.int
+    FRESH_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     """The number that every later call of this trainer carries."""
     lineage: _builtins.str
@@ -853,6 +855,8 @@ class RegisterTrainerResponse(_message.Message):
     """The last committed step; 0 if none."""
     total_steps: _builtins.int
     """Steps in the whole run; 0 until the feed is open."""
+    fresh: _builtins.bool
+    """Whether there is nothing to go on from: no trainer ever published weights."""
     @_builtins.property
     def latest_weights(self) -> _prompt_pb2.PublishedWeights:
         """The newest weights on this time line; unset if none."""
@@ -865,10 +869,11 @@ class RegisterTrainerResponse(_message.Message):
         committed_step: _builtins.int = ...,
         total_steps: _builtins.int = ...,
         latest_weights: _prompt_pb2.PublishedWeights | None = ...,
+        fresh: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["latest_weights", b"latest_weights"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_step", b"committed_step", "incarnation", b"incarnation", "latest_weights", b"latest_weights", "lineage", b"lineage", "total_steps", b"total_steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_step", b"committed_step", "fresh", b"fresh", "incarnation", b"incarnation", "latest_weights", b"latest_weights", "lineage", b"lineage", "total_steps", b"total_steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1117,6 +1122,501 @@ class CommitStepResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CommitStepResponse: _TypeAlias = CommitStepResponse  # noqa: Y015
+
+@_typing.final
+class EndRunRequest(_message.Message):
+    """Ends the run."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    incarnation: _builtins.int
+    """The trainer. Required."""
+    def __init__(
+        self,
+        *,
+        incarnation: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EndRunRequest: _TypeAlias = EndRunRequest  # noqa: Y015
+
+@_typing.final
+class EndRunResponse(_message.Message):
+    """It is over."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SURPLUS_COUNT_FIELD_NUMBER: _builtins.int
+    surplus_count: _builtins.int
+    """Groups that became surplus by it."""
+    def __init__(
+        self,
+        *,
+        surplus_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["surplus_count", b"surplus_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EndRunResponse: _TypeAlias = EndRunResponse  # noqa: Y015
+
+@_typing.final
+class BeginCutRequest(_message.Message):
+    """Cuts the ledger."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SNAPSHOT_ID_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    snapshot_id: _builtins.str
+    """Chosen by the coordinator, unique. Required."""
+    incarnation: _builtins.int
+    """The trainer. Required."""
+    step: _builtins.int
+    """The step. Required."""
+    def __init__(
+        self,
+        *,
+        snapshot_id: _builtins.str = ...,
+        incarnation: _builtins.int = ...,
+        step: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "snapshot_id", b"snapshot_id", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BeginCutRequest: _TypeAlias = BeginCutRequest  # noqa: Y015
+
+@_typing.final
+class BeginCutResponse(_message.Message):
+    """Where it is cut."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POSITION_FIELD_NUMBER: _builtins.int
+    LINEAGES_FIELD_NUMBER: _builtins.int
+    COUNTS_FIELD_NUMBER: _builtins.int
+    DATA_FINGERPRINT_FIELD_NUMBER: _builtins.int
+    position: _builtins.int
+    """The journal position."""
+    data_fingerprint: _builtins.str
+    """Digest of the data set: content, order, seed."""
+    @_builtins.property
+    def lineages(self) -> _containers.RepeatedCompositeFieldContainer[_resume_pb2.Lineage]:
+        """The time lines up to the current one, oldest first."""
+
+    @_builtins.property
+    def counts(self) -> _prompt_pb2.StateCounts:
+        """Groups by state."""
+
+    def __init__(
+        self,
+        *,
+        position: _builtins.int = ...,
+        lineages: _abc.Iterable[_resume_pb2.Lineage] | None = ...,
+        counts: _prompt_pb2.StateCounts | None = ...,
+        data_fingerprint: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "data_fingerprint", b"data_fingerprint", "lineages", b"lineages", "position", b"position"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BeginCutResponse: _TypeAlias = BeginCutResponse  # noqa: Y015
+
+@_typing.final
+class WriteCutRequest(_message.Message):
+    """Has the cut written."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SNAPSHOT_ID_FIELD_NUMBER: _builtins.int
+    URI_FIELD_NUMBER: _builtins.int
+    snapshot_id: _builtins.str
+    """The snapshot. Required."""
+    uri: _builtins.str
+    """The checkpoint's directory, an fsspec URL. Required."""
+    def __init__(
+        self,
+        *,
+        snapshot_id: _builtins.str = ...,
+        uri: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["snapshot_id", b"snapshot_id", "uri", b"uri"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WriteCutRequest: _TypeAlias = WriteCutRequest  # noqa: Y015
+
+@_typing.final
+class WriteCutResponse(_message.Message):
+    """It is written."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PART_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def part(self) -> _resume_pb2.CheckpointPart:
+        """The ledger's part."""
+
+    def __init__(
+        self,
+        *,
+        part: _resume_pb2.CheckpointPart | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["part", b"part"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["part", b"part"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WriteCutResponse: _TypeAlias = WriteCutResponse  # noqa: Y015
+
+@_typing.final
+class EndCutRequest(_message.Message):
+    """Ends a snapshot."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SNAPSHOT_ID_FIELD_NUMBER: _builtins.int
+    COMMITTED_FIELD_NUMBER: _builtins.int
+    OLDEST_STEP_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    snapshot_id: _builtins.str
+    """The snapshot. Required."""
+    committed: _builtins.bool
+    """Whether it is complete."""
+    oldest_step: _builtins.int
+    """If it is: the oldest checkpoint that is kept."""
+    error: _builtins.str
+    """If it is not: why, in one line."""
+    def __init__(
+        self,
+        *,
+        snapshot_id: _builtins.str = ...,
+        committed: _builtins.bool = ...,
+        oldest_step: _builtins.int = ...,
+        error: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "error", b"error", "oldest_step", b"oldest_step", "snapshot_id", b"snapshot_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EndCutRequest: _TypeAlias = EndCutRequest  # noqa: Y015
+
+@_typing.final
+class EndCutResponse(_message.Message):
+    """It has ended."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EndCutResponse: _TypeAlias = EndCutResponse  # noqa: Y015
+
+@_typing.final
+class BeginResumeRequest(_message.Message):
+    """Begins a resume."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESUME_ID_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    resume_id: _builtins.str
+    """Chosen by the coordinator, unique. Required."""
+    incarnation: _builtins.int
+    """The trainer. Required."""
+    step: _builtins.int
+    """The step it goes back to; 0 = the beginning."""
+    def __init__(
+        self,
+        *,
+        resume_id: _builtins.str = ...,
+        incarnation: _builtins.int = ...,
+        step: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["incarnation", b"incarnation", "resume_id", b"resume_id", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BeginResumeRequest: _TypeAlias = BeginResumeRequest  # noqa: Y015
+
+@_typing.final
+class BeginResumeResponse(_message.Message):
+    """It has begun."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def state(self) -> _resume_pb2.ResumeState:
+        """How far it is."""
+
+    def __init__(
+        self,
+        *,
+        state: _resume_pb2.ResumeState | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["state", b"state"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BeginResumeResponse: _TypeAlias = BeginResumeResponse  # noqa: Y015
+
+@_typing.final
+class RollBackRequest(_message.Message):
+    """Does the LEDGER phase."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESUME_ID_FIELD_NUMBER: _builtins.int
+    RESTORE_FIELD_NUMBER: _builtins.int
+    CUT_FIELD_NUMBER: _builtins.int
+    STORE_INCARNATION_FIELD_NUMBER: _builtins.int
+    SALVAGE_FIELD_NUMBER: _builtins.int
+    resume_id: _builtins.str
+    """The resume. Required."""
+    restore: _builtins.bool
+    """Whether the ledger itself is taken from the cut, the journal being lost."""
+    store_incarnation: _builtins.str
+    """The life of the store that runs now. If it is not the one that the ledger
+    knows, only sessions of the cut are taken to be in it. Required.
+    """
+    salvage: _builtins.bool
+    """Whether sessions made by weights up to the step are kept
+    (`resume.salvage: valid`).
+    """
+    @_builtins.property
+    def cut(self) -> _resume_pb2.CheckpointPart:
+        """The checkpoint's directory and its file `ledger.pb`; unset if neither ledger
+        nor rows come from the checkpoint.
+        """
+
+    def __init__(
+        self,
+        *,
+        resume_id: _builtins.str = ...,
+        restore: _builtins.bool = ...,
+        cut: _resume_pb2.CheckpointPart | None = ...,
+        store_incarnation: _builtins.str = ...,
+        salvage: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cut", b"cut"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cut", b"cut", "restore", b"restore", "resume_id", b"resume_id", "salvage", b"salvage", "store_incarnation", b"store_incarnation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RollBackRequest: _TypeAlias = RollBackRequest  # noqa: Y015
+
+@_typing.final
+class RollBackResponse(_message.Message):
+    """The new line is open."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def state(self) -> _resume_pb2.ResumeState:
+        """How far it is."""
+
+    def __init__(
+        self,
+        *,
+        state: _resume_pb2.ResumeState | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["state", b"state"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RollBackResponse: _TypeAlias = RollBackResponse  # noqa: Y015
+
+@_typing.final
+class AdvanceResumeRequest(_message.Message):
+    """Goes on to the next phase."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESUME_ID_FIELD_NUMBER: _builtins.int
+    PHASE_FIELD_NUMBER: _builtins.int
+    WAIT_S_FIELD_NUMBER: _builtins.int
+    resume_id: _builtins.str
+    """The resume. Required."""
+    phase: _resume_pb2.ResumePhase.ValueType
+    """The phase. Required."""
+    wait_s: _builtins.float
+    """How long to wait, in seconds; at most 60."""
+    def __init__(
+        self,
+        *,
+        resume_id: _builtins.str = ...,
+        phase: _resume_pb2.ResumePhase.ValueType = ...,
+        wait_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["phase", b"phase", "resume_id", b"resume_id", "wait_s", b"wait_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdvanceResumeRequest: _TypeAlias = AdvanceResumeRequest  # noqa: Y015
+
+@_typing.final
+class AdvanceResumeResponse(_message.Message):
+    """How far it is."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATE_FIELD_NUMBER: _builtins.int
+    BLOCKED_BY_FIELD_NUMBER: _builtins.int
+    blocked_by: _builtins.str
+    """What the phase before waits for, in words."""
+    @_builtins.property
+    def state(self) -> _resume_pb2.ResumeState:
+        """How far it is: at the phase or beyond, if that has begun."""
+
+    def __init__(
+        self,
+        *,
+        state: _resume_pb2.ResumeState | None = ...,
+        blocked_by: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["state", b"state"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocked_by", b"blocked_by", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AdvanceResumeResponse: _TypeAlias = AdvanceResumeResponse  # noqa: Y015
+
+@_typing.final
+class ListTrajectoriesRequest(_message.Message):
+    """Asks for keys."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    page_token: _builtins.str
+    """From the page before; empty for the first."""
+    def __init__(
+        self,
+        *,
+        page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_token", b"page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListTrajectoriesRequest: _TypeAlias = ListTrajectoriesRequest  # noqa: Y015
+
+@_typing.final
+class ListTrajectoriesResponse(_message.Message):
+    """A page of keys."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEYS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """For the next page; empty if this is the last."""
+    @_builtins.property
+    def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The keys."""
+
+    def __init__(
+        self,
+        *,
+        keys: _abc.Iterable[_builtins.str] | None = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keys", b"keys", "next_page_token", b"next_page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListTrajectoriesResponse: _TypeAlias = ListTrajectoriesResponse  # noqa: Y015
+
+@_typing.final
+class ReportLostTrajectoriesRequest(_message.Message):
+    """Says what the store lacks."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESUME_ID_FIELD_NUMBER: _builtins.int
+    KEYS_FIELD_NUMBER: _builtins.int
+    resume_id: _builtins.str
+    """The resume. Required."""
+    @_builtins.property
+    def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The keys, at most 65536."""
+
+    def __init__(
+        self,
+        *,
+        resume_id: _builtins.str = ...,
+        keys: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keys", b"keys", "resume_id", b"resume_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReportLostTrajectoriesRequest: _TypeAlias = ReportLostTrajectoriesRequest  # noqa: Y015
+
+@_typing.final
+class ReportLostTrajectoriesResponse(_message.Message):
+    """It is noted."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_COUNT_FIELD_NUMBER: _builtins.int
+    group_count: _builtins.int
+    """Groups that are generated again, wholly or in part."""
+    def __init__(
+        self,
+        *,
+        group_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group_count", b"group_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReportLostTrajectoriesResponse: _TypeAlias = ReportLostTrajectoriesResponse  # noqa: Y015
 
 @_typing.final
 class RegisterStoreRequest(_message.Message):
@@ -1858,6 +2358,14 @@ class GetReplayStatusResponse(_message.Message):
     FIRST_POSITION_FIELD_NUMBER: _builtins.int
     ADDRESSES_FIELD_NUMBER: _builtins.int
     RUN_DIR_FIELD_NUMBER: _builtins.int
+    LINEAGES_FIELD_NUMBER: _builtins.int
+    RESUME_FIELD_NUMBER: _builtins.int
+    SNAPSHOT_FIELD_NUMBER: _builtins.int
+    SAVED_STEP_FIELD_NUMBER: _builtins.int
+    STORE_INCARNATION_FIELD_NUMBER: _builtins.int
+    DATA_FINGERPRINT_FIELD_NUMBER: _builtins.int
+    TRAINER_INCARNATION_FIELD_NUMBER: _builtins.int
+    FRESH_FIELD_NUMBER: _builtins.int
     lineage: _builtins.str
     """The current time line."""
     committed_step: _builtins.int
@@ -1890,6 +2398,16 @@ class GetReplayStatusResponse(_message.Message):
     """The journal's first position that is still there."""
     run_dir: _builtins.str
     """The run directory as the replay buffer sees it, for tools on its machine."""
+    saved_step: _builtins.int
+    """The step of the newest checkpoint of this time line; 0 if there is none."""
+    store_incarnation: _builtins.str
+    """The life of the store that the ledger knows; empty before the first."""
+    data_fingerprint: _builtins.str
+    """Digest of the data set; empty until the feed is open."""
+    trainer_incarnation: _builtins.int
+    """The newest trainer's number; 0 before the first."""
+    fresh: _builtins.bool
+    """Whether there is nothing to go on from: no trainer ever published weights."""
     @_builtins.property
     def process(self) -> _status_pb2.ProcessStatus:
         """The process itself."""
@@ -1921,6 +2439,18 @@ class GetReplayStatusResponse(_message.Message):
         empty until they call again.
         """
 
+    @_builtins.property
+    def lineages(self) -> _containers.RepeatedCompositeFieldContainer[_resume_pb2.Lineage]:
+        """The time lines up to the current one, oldest first."""
+
+    @_builtins.property
+    def resume(self) -> _resume_pb2.ResumeState:
+        """The resume under way, or the last one; unset if there was none."""
+
+    @_builtins.property
+    def snapshot(self) -> _resume_pb2.SnapshotState:
+        """The snapshot under way; unset if there is none."""
+
     def __init__(
         self,
         *,
@@ -1947,10 +2477,18 @@ class GetReplayStatusResponse(_message.Message):
         first_position: _builtins.int = ...,
         addresses: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         run_dir: _builtins.str = ...,
+        lineages: _abc.Iterable[_resume_pb2.Lineage] | None = ...,
+        resume: _resume_pb2.ResumeState | None = ...,
+        snapshot: _resume_pb2.SnapshotState | None = ...,
+        saved_step: _builtins.int = ...,
+        store_incarnation: _builtins.str = ...,
+        data_fingerprint: _builtins.str = ...,
+        trainer_incarnation: _builtins.int = ...,
+        fresh: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "latest_weights", b"latest_weights", "process", b"process"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "latest_weights", b"latest_weights", "process", b"process", "resume", b"resume", "snapshot", b"snapshot"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "circuit", b"circuit", "circuit_error", b"circuit_error", "committed_step", b"committed_step", "counts", b"counts", "cursor", b"cursor", "demand", b"demand", "ended", b"ended", "finished_spans", b"finished_spans", "first_position", b"first_position", "latest_weights", b"latest_weights", "lineage", b"lineage", "occupancy", b"occupancy", "paused", b"paused", "position", b"position", "process", b"process", "regenerated", b"regenerated", "run_dir", b"run_dir", "store_capacity_bytes", b"store_capacity_bytes", "store_reserved_bytes", b"store_reserved_bytes", "target", b"target", "total_steps", b"total_steps", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "circuit", b"circuit", "circuit_error", b"circuit_error", "committed_step", b"committed_step", "counts", b"counts", "cursor", b"cursor", "data_fingerprint", b"data_fingerprint", "demand", b"demand", "ended", b"ended", "finished_spans", b"finished_spans", "first_position", b"first_position", "fresh", b"fresh", "latest_weights", b"latest_weights", "lineage", b"lineage", "lineages", b"lineages", "occupancy", b"occupancy", "paused", b"paused", "position", b"position", "process", b"process", "regenerated", b"regenerated", "resume", b"resume", "run_dir", b"run_dir", "saved_step", b"saved_step", "snapshot", b"snapshot", "store_capacity_bytes", b"store_capacity_bytes", "store_incarnation", b"store_incarnation", "store_reserved_bytes", b"store_reserved_bytes", "target", b"target", "total_steps", b"total_steps", "trainer_incarnation", b"trainer_incarnation", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

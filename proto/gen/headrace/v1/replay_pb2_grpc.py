@@ -110,6 +110,51 @@ class ReplayBufferServiceStub:
                 request_serializer=headrace_dot_v1_dot_replay__pb2.CommitStepRequest.SerializeToString,
                 response_deserializer=headrace_dot_v1_dot_replay__pb2.CommitStepResponse.FromString,
                 _registered_method=True)
+        self.EndRun = channel.unary_unary(
+                '/headrace.v1.ReplayBufferService/EndRun',
+                request_serializer=headrace_dot_v1_dot_replay__pb2.EndRunRequest.SerializeToString,
+                response_deserializer=headrace_dot_v1_dot_replay__pb2.EndRunResponse.FromString,
+                _registered_method=True)
+        self.BeginCut = channel.unary_unary(
+                '/headrace.v1.ReplayBufferService/BeginCut',
+                request_serializer=headrace_dot_v1_dot_replay__pb2.BeginCutRequest.SerializeToString,
+                response_deserializer=headrace_dot_v1_dot_replay__pb2.BeginCutResponse.FromString,
+                _registered_method=True)
+        self.WriteCut = channel.unary_unary(
+                '/headrace.v1.ReplayBufferService/WriteCut',
+                request_serializer=headrace_dot_v1_dot_replay__pb2.WriteCutRequest.SerializeToString,
+                response_deserializer=headrace_dot_v1_dot_replay__pb2.WriteCutResponse.FromString,
+                _registered_method=True)
+        self.EndCut = channel.unary_unary(
+                '/headrace.v1.ReplayBufferService/EndCut',
+                request_serializer=headrace_dot_v1_dot_replay__pb2.EndCutRequest.SerializeToString,
+                response_deserializer=headrace_dot_v1_dot_replay__pb2.EndCutResponse.FromString,
+                _registered_method=True)
+        self.BeginResume = channel.unary_unary(
+                '/headrace.v1.ReplayBufferService/BeginResume',
+                request_serializer=headrace_dot_v1_dot_replay__pb2.BeginResumeRequest.SerializeToString,
+                response_deserializer=headrace_dot_v1_dot_replay__pb2.BeginResumeResponse.FromString,
+                _registered_method=True)
+        self.RollBack = channel.unary_unary(
+                '/headrace.v1.ReplayBufferService/RollBack',
+                request_serializer=headrace_dot_v1_dot_replay__pb2.RollBackRequest.SerializeToString,
+                response_deserializer=headrace_dot_v1_dot_replay__pb2.RollBackResponse.FromString,
+                _registered_method=True)
+        self.AdvanceResume = channel.unary_unary(
+                '/headrace.v1.ReplayBufferService/AdvanceResume',
+                request_serializer=headrace_dot_v1_dot_replay__pb2.AdvanceResumeRequest.SerializeToString,
+                response_deserializer=headrace_dot_v1_dot_replay__pb2.AdvanceResumeResponse.FromString,
+                _registered_method=True)
+        self.ListTrajectories = channel.unary_unary(
+                '/headrace.v1.ReplayBufferService/ListTrajectories',
+                request_serializer=headrace_dot_v1_dot_replay__pb2.ListTrajectoriesRequest.SerializeToString,
+                response_deserializer=headrace_dot_v1_dot_replay__pb2.ListTrajectoriesResponse.FromString,
+                _registered_method=True)
+        self.ReportLostTrajectories = channel.unary_unary(
+                '/headrace.v1.ReplayBufferService/ReportLostTrajectories',
+                request_serializer=headrace_dot_v1_dot_replay__pb2.ReportLostTrajectoriesRequest.SerializeToString,
+                response_deserializer=headrace_dot_v1_dot_replay__pb2.ReportLostTrajectoriesResponse.FromString,
+                _registered_method=True)
         self.RegisterStore = channel.unary_unary(
                 '/headrace.v1.ReplayBufferService/RegisterStore',
                 request_serializer=headrace_dot_v1_dot_replay__pb2.RegisterStoreRequest.SerializeToString,
@@ -381,6 +426,131 @@ class ReplayBufferServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def EndRun(self, request, context):
+        """Ends the run: no further step can be trained, and what has to be saved is
+        saved. What is live becomes surplus. Safe to repeat.
+
+        Errors:
+        - FAILED_PRECONDITION, reason TRAINER_FENCED.
+        - FAILED_PRECONDITION, reason STEP_NOT_COMPLETE: there are steps to be trained.
+
+        Who may call it: the trainer.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def BeginCut(self, request, context):
+        """Cuts the ledger for a snapshot of the last committed step, at the journal's
+        position of this very event. A snapshot that was under way is given up. Safe
+        to repeat with the same `snapshot_id`.
+
+        Errors:
+        - FAILED_PRECONDITION, reason TRAINER_FENCED.
+        - FAILED_PRECONDITION, reason STEP_OUT_OF_ORDER: the step is not the last
+        committed one, or a step is open.
+
+        Who may call it: the coordinator.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WriteCut(self, request, context):
+        """Writes the cut ledger to `{uri}/ledger.pb`. Safe to repeat.
+
+        Errors:
+        - FAILED_PRECONDITION, reason SNAPSHOT_LOST: that snapshot is not under way.
+        - FAILED_PRECONDITION, reason SNAPSHOT_FAILED: the file could not be written.
+
+        Who may call it: the coordinator.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def EndCut(self, request, context):
+        """Ends a snapshot: it is complete, or given up. Safe to repeat; a snapshot that
+        is not under way is ignored.
+
+        Who may call it: the coordinator.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def BeginResume(self, request, context):
+        """Begins a resume for the newest trainer: leasing, sampling and feeding stop
+        until it is done. Safe to repeat with the same `resume_id`. One for an older
+        trainer ends by it, and so does a snapshot.
+
+        Errors:
+        - FAILED_PRECONDITION, reason TRAINER_FENCED.
+
+        Who may call it: the coordinator.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RollBack(self, request, context):
+        """Does the LEDGER phase: rolls the ledger back to the resume's step, or, with
+        `restore`, takes it from the cut first; and opens a new time line. Safe to
+        repeat: once the line is open, nothing changes.
+
+        Errors:
+        - FAILED_PRECONDITION, reason RESUME_LOST: another resume has begun.
+        - FAILED_PRECONDITION, reason CANNOT_RESUME: prompts that were trained after
+        the step are forgotten, or the cut cannot be read.
+
+        Who may call it: the coordinator.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def AdvanceResume(self, request, context):
+        """Goes on to the resume's next phase once the one before is done, waiting for
+        that at most `wait_s`. Safe to repeat: a phase that has begun is not begun
+        again.
+
+        Errors:
+        - FAILED_PRECONDITION, reason RESUME_LOST: another resume has begun.
+        - INVALID_ARGUMENT, reason INVALID_FIELD: it is not the next phase.
+
+        Who may call it: the coordinator.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListTrajectories(self, request, context):
+        """Lists the keys of all trajectories that live groups record, a page at a time.
+        Changes nothing.
+
+        Errors:
+        - INVALID_ARGUMENT, reason INVALID_FIELD: a bad page token.
+
+        Who may call it: the coordinator.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReportLostTrajectories(self, request, context):
+        """Says that the store lacks trajectories: their sessions are forgotten, and
+        their groups are PENDING. Keys that no live group records are ignored. Safe
+        to repeat.
+
+        Errors:
+        - FAILED_PRECONDITION, reason RESUME_LOST: another resume has begun.
+
+        Who may call it: the coordinator.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def RegisterStore(self, request, context):
         """Tells the ledger which life of the store is running, and how much it can
         hold. Rows recorded under another incarnation are gone: their sessions are
@@ -612,6 +782,51 @@ def add_ReplayBufferServiceServicer_to_server(servicer, server):
                     servicer.CommitStep,
                     request_deserializer=headrace_dot_v1_dot_replay__pb2.CommitStepRequest.FromString,
                     response_serializer=headrace_dot_v1_dot_replay__pb2.CommitStepResponse.SerializeToString,
+            ),
+            'EndRun': grpc.unary_unary_rpc_method_handler(
+                    servicer.EndRun,
+                    request_deserializer=headrace_dot_v1_dot_replay__pb2.EndRunRequest.FromString,
+                    response_serializer=headrace_dot_v1_dot_replay__pb2.EndRunResponse.SerializeToString,
+            ),
+            'BeginCut': grpc.unary_unary_rpc_method_handler(
+                    servicer.BeginCut,
+                    request_deserializer=headrace_dot_v1_dot_replay__pb2.BeginCutRequest.FromString,
+                    response_serializer=headrace_dot_v1_dot_replay__pb2.BeginCutResponse.SerializeToString,
+            ),
+            'WriteCut': grpc.unary_unary_rpc_method_handler(
+                    servicer.WriteCut,
+                    request_deserializer=headrace_dot_v1_dot_replay__pb2.WriteCutRequest.FromString,
+                    response_serializer=headrace_dot_v1_dot_replay__pb2.WriteCutResponse.SerializeToString,
+            ),
+            'EndCut': grpc.unary_unary_rpc_method_handler(
+                    servicer.EndCut,
+                    request_deserializer=headrace_dot_v1_dot_replay__pb2.EndCutRequest.FromString,
+                    response_serializer=headrace_dot_v1_dot_replay__pb2.EndCutResponse.SerializeToString,
+            ),
+            'BeginResume': grpc.unary_unary_rpc_method_handler(
+                    servicer.BeginResume,
+                    request_deserializer=headrace_dot_v1_dot_replay__pb2.BeginResumeRequest.FromString,
+                    response_serializer=headrace_dot_v1_dot_replay__pb2.BeginResumeResponse.SerializeToString,
+            ),
+            'RollBack': grpc.unary_unary_rpc_method_handler(
+                    servicer.RollBack,
+                    request_deserializer=headrace_dot_v1_dot_replay__pb2.RollBackRequest.FromString,
+                    response_serializer=headrace_dot_v1_dot_replay__pb2.RollBackResponse.SerializeToString,
+            ),
+            'AdvanceResume': grpc.unary_unary_rpc_method_handler(
+                    servicer.AdvanceResume,
+                    request_deserializer=headrace_dot_v1_dot_replay__pb2.AdvanceResumeRequest.FromString,
+                    response_serializer=headrace_dot_v1_dot_replay__pb2.AdvanceResumeResponse.SerializeToString,
+            ),
+            'ListTrajectories': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListTrajectories,
+                    request_deserializer=headrace_dot_v1_dot_replay__pb2.ListTrajectoriesRequest.FromString,
+                    response_serializer=headrace_dot_v1_dot_replay__pb2.ListTrajectoriesResponse.SerializeToString,
+            ),
+            'ReportLostTrajectories': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReportLostTrajectories,
+                    request_deserializer=headrace_dot_v1_dot_replay__pb2.ReportLostTrajectoriesRequest.FromString,
+                    response_serializer=headrace_dot_v1_dot_replay__pb2.ReportLostTrajectoriesResponse.SerializeToString,
             ),
             'RegisterStore': grpc.unary_unary_rpc_method_handler(
                     servicer.RegisterStore,
@@ -1068,6 +1283,249 @@ class ReplayBufferService:
             '/headrace.v1.ReplayBufferService/CommitStep',
             headrace_dot_v1_dot_replay__pb2.CommitStepRequest.SerializeToString,
             headrace_dot_v1_dot_replay__pb2.CommitStepResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EndRun(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.v1.ReplayBufferService/EndRun',
+            headrace_dot_v1_dot_replay__pb2.EndRunRequest.SerializeToString,
+            headrace_dot_v1_dot_replay__pb2.EndRunResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def BeginCut(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.v1.ReplayBufferService/BeginCut',
+            headrace_dot_v1_dot_replay__pb2.BeginCutRequest.SerializeToString,
+            headrace_dot_v1_dot_replay__pb2.BeginCutResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WriteCut(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.v1.ReplayBufferService/WriteCut',
+            headrace_dot_v1_dot_replay__pb2.WriteCutRequest.SerializeToString,
+            headrace_dot_v1_dot_replay__pb2.WriteCutResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EndCut(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.v1.ReplayBufferService/EndCut',
+            headrace_dot_v1_dot_replay__pb2.EndCutRequest.SerializeToString,
+            headrace_dot_v1_dot_replay__pb2.EndCutResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def BeginResume(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.v1.ReplayBufferService/BeginResume',
+            headrace_dot_v1_dot_replay__pb2.BeginResumeRequest.SerializeToString,
+            headrace_dot_v1_dot_replay__pb2.BeginResumeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RollBack(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.v1.ReplayBufferService/RollBack',
+            headrace_dot_v1_dot_replay__pb2.RollBackRequest.SerializeToString,
+            headrace_dot_v1_dot_replay__pb2.RollBackResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def AdvanceResume(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.v1.ReplayBufferService/AdvanceResume',
+            headrace_dot_v1_dot_replay__pb2.AdvanceResumeRequest.SerializeToString,
+            headrace_dot_v1_dot_replay__pb2.AdvanceResumeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListTrajectories(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.v1.ReplayBufferService/ListTrajectories',
+            headrace_dot_v1_dot_replay__pb2.ListTrajectoriesRequest.SerializeToString,
+            headrace_dot_v1_dot_replay__pb2.ListTrajectoriesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReportLostTrajectories(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.v1.ReplayBufferService/ReportLostTrajectories',
+            headrace_dot_v1_dot_replay__pb2.ReportLostTrajectoriesRequest.SerializeToString,
+            headrace_dot_v1_dot_replay__pb2.ReportLostTrajectoriesResponse.FromString,
             options,
             channel_credentials,
             insecure,

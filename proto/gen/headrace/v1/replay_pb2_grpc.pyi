@@ -173,6 +173,95 @@ class ReplayBufferServiceStub:
 
     Who may call it: the trainer.
     """
+    EndRun: _grpc.UnaryUnaryMultiCallable[_replay_pb2.EndRunRequest, _replay_pb2.EndRunResponse]
+    """Ends the run: no further step can be trained, and what has to be saved is
+    saved. What is live becomes surplus. Safe to repeat.
+
+    Errors:
+    - FAILED_PRECONDITION, reason TRAINER_FENCED.
+    - FAILED_PRECONDITION, reason STEP_NOT_COMPLETE: there are steps to be trained.
+
+    Who may call it: the trainer.
+    """
+    BeginCut: _grpc.UnaryUnaryMultiCallable[_replay_pb2.BeginCutRequest, _replay_pb2.BeginCutResponse]
+    """Cuts the ledger for a snapshot of the last committed step, at the journal's
+    position of this very event. A snapshot that was under way is given up. Safe
+    to repeat with the same `snapshot_id`.
+
+    Errors:
+    - FAILED_PRECONDITION, reason TRAINER_FENCED.
+    - FAILED_PRECONDITION, reason STEP_OUT_OF_ORDER: the step is not the last
+      committed one, or a step is open.
+
+    Who may call it: the coordinator.
+    """
+    WriteCut: _grpc.UnaryUnaryMultiCallable[_replay_pb2.WriteCutRequest, _replay_pb2.WriteCutResponse]
+    """Writes the cut ledger to `{uri}/ledger.pb`. Safe to repeat.
+
+    Errors:
+    - FAILED_PRECONDITION, reason SNAPSHOT_LOST: that snapshot is not under way.
+    - FAILED_PRECONDITION, reason SNAPSHOT_FAILED: the file could not be written.
+
+    Who may call it: the coordinator.
+    """
+    EndCut: _grpc.UnaryUnaryMultiCallable[_replay_pb2.EndCutRequest, _replay_pb2.EndCutResponse]
+    """Ends a snapshot: it is complete, or given up. Safe to repeat; a snapshot that
+    is not under way is ignored.
+
+    Who may call it: the coordinator.
+    """
+    BeginResume: _grpc.UnaryUnaryMultiCallable[_replay_pb2.BeginResumeRequest, _replay_pb2.BeginResumeResponse]
+    """Begins a resume for the newest trainer: leasing, sampling and feeding stop
+    until it is done. Safe to repeat with the same `resume_id`. One for an older
+    trainer ends by it, and so does a snapshot.
+
+    Errors:
+    - FAILED_PRECONDITION, reason TRAINER_FENCED.
+
+    Who may call it: the coordinator.
+    """
+    RollBack: _grpc.UnaryUnaryMultiCallable[_replay_pb2.RollBackRequest, _replay_pb2.RollBackResponse]
+    """Does the LEDGER phase: rolls the ledger back to the resume's step, or, with
+    `restore`, takes it from the cut first; and opens a new time line. Safe to
+    repeat: once the line is open, nothing changes.
+
+    Errors:
+    - FAILED_PRECONDITION, reason RESUME_LOST: another resume has begun.
+    - FAILED_PRECONDITION, reason CANNOT_RESUME: prompts that were trained after
+      the step are forgotten, or the cut cannot be read.
+
+    Who may call it: the coordinator.
+    """
+    AdvanceResume: _grpc.UnaryUnaryMultiCallable[_replay_pb2.AdvanceResumeRequest, _replay_pb2.AdvanceResumeResponse]
+    """Goes on to the resume's next phase once the one before is done, waiting for
+    that at most `wait_s`. Safe to repeat: a phase that has begun is not begun
+    again.
+
+    Errors:
+    - FAILED_PRECONDITION, reason RESUME_LOST: another resume has begun.
+    - INVALID_ARGUMENT, reason INVALID_FIELD: it is not the next phase.
+
+    Who may call it: the coordinator.
+    """
+    ListTrajectories: _grpc.UnaryUnaryMultiCallable[_replay_pb2.ListTrajectoriesRequest, _replay_pb2.ListTrajectoriesResponse]
+    """Lists the keys of all trajectories that live groups record, a page at a time.
+    Changes nothing.
+
+    Errors:
+    - INVALID_ARGUMENT, reason INVALID_FIELD: a bad page token.
+
+    Who may call it: the coordinator.
+    """
+    ReportLostTrajectories: _grpc.UnaryUnaryMultiCallable[_replay_pb2.ReportLostTrajectoriesRequest, _replay_pb2.ReportLostTrajectoriesResponse]
+    """Says that the store lacks trajectories: their sessions are forgotten, and
+    their groups are PENDING. Keys that no live group records are ignored. Safe
+    to repeat.
+
+    Errors:
+    - FAILED_PRECONDITION, reason RESUME_LOST: another resume has begun.
+
+    Who may call it: the coordinator.
+    """
     RegisterStore: _grpc.UnaryUnaryMultiCallable[_replay_pb2.RegisterStoreRequest, _replay_pb2.RegisterStoreResponse]
     """Tells the ledger which life of the store is running, and how much it can
     hold. Rows recorded under another incarnation are gone: their sessions are
@@ -421,6 +510,95 @@ class ReplayBufferServiceAsyncStub(ReplayBufferServiceStub):
     - FAILED_PRECONDITION, reason STEP_NOT_COMPLETE: parts are still to be sampled.
 
     Who may call it: the trainer.
+    """
+    EndRun: _aio.UnaryUnaryMultiCallable[_replay_pb2.EndRunRequest, _replay_pb2.EndRunResponse]  # type: ignore[assignment]
+    """Ends the run: no further step can be trained, and what has to be saved is
+    saved. What is live becomes surplus. Safe to repeat.
+
+    Errors:
+    - FAILED_PRECONDITION, reason TRAINER_FENCED.
+    - FAILED_PRECONDITION, reason STEP_NOT_COMPLETE: there are steps to be trained.
+
+    Who may call it: the trainer.
+    """
+    BeginCut: _aio.UnaryUnaryMultiCallable[_replay_pb2.BeginCutRequest, _replay_pb2.BeginCutResponse]  # type: ignore[assignment]
+    """Cuts the ledger for a snapshot of the last committed step, at the journal's
+    position of this very event. A snapshot that was under way is given up. Safe
+    to repeat with the same `snapshot_id`.
+
+    Errors:
+    - FAILED_PRECONDITION, reason TRAINER_FENCED.
+    - FAILED_PRECONDITION, reason STEP_OUT_OF_ORDER: the step is not the last
+      committed one, or a step is open.
+
+    Who may call it: the coordinator.
+    """
+    WriteCut: _aio.UnaryUnaryMultiCallable[_replay_pb2.WriteCutRequest, _replay_pb2.WriteCutResponse]  # type: ignore[assignment]
+    """Writes the cut ledger to `{uri}/ledger.pb`. Safe to repeat.
+
+    Errors:
+    - FAILED_PRECONDITION, reason SNAPSHOT_LOST: that snapshot is not under way.
+    - FAILED_PRECONDITION, reason SNAPSHOT_FAILED: the file could not be written.
+
+    Who may call it: the coordinator.
+    """
+    EndCut: _aio.UnaryUnaryMultiCallable[_replay_pb2.EndCutRequest, _replay_pb2.EndCutResponse]  # type: ignore[assignment]
+    """Ends a snapshot: it is complete, or given up. Safe to repeat; a snapshot that
+    is not under way is ignored.
+
+    Who may call it: the coordinator.
+    """
+    BeginResume: _aio.UnaryUnaryMultiCallable[_replay_pb2.BeginResumeRequest, _replay_pb2.BeginResumeResponse]  # type: ignore[assignment]
+    """Begins a resume for the newest trainer: leasing, sampling and feeding stop
+    until it is done. Safe to repeat with the same `resume_id`. One for an older
+    trainer ends by it, and so does a snapshot.
+
+    Errors:
+    - FAILED_PRECONDITION, reason TRAINER_FENCED.
+
+    Who may call it: the coordinator.
+    """
+    RollBack: _aio.UnaryUnaryMultiCallable[_replay_pb2.RollBackRequest, _replay_pb2.RollBackResponse]  # type: ignore[assignment]
+    """Does the LEDGER phase: rolls the ledger back to the resume's step, or, with
+    `restore`, takes it from the cut first; and opens a new time line. Safe to
+    repeat: once the line is open, nothing changes.
+
+    Errors:
+    - FAILED_PRECONDITION, reason RESUME_LOST: another resume has begun.
+    - FAILED_PRECONDITION, reason CANNOT_RESUME: prompts that were trained after
+      the step are forgotten, or the cut cannot be read.
+
+    Who may call it: the coordinator.
+    """
+    AdvanceResume: _aio.UnaryUnaryMultiCallable[_replay_pb2.AdvanceResumeRequest, _replay_pb2.AdvanceResumeResponse]  # type: ignore[assignment]
+    """Goes on to the resume's next phase once the one before is done, waiting for
+    that at most `wait_s`. Safe to repeat: a phase that has begun is not begun
+    again.
+
+    Errors:
+    - FAILED_PRECONDITION, reason RESUME_LOST: another resume has begun.
+    - INVALID_ARGUMENT, reason INVALID_FIELD: it is not the next phase.
+
+    Who may call it: the coordinator.
+    """
+    ListTrajectories: _aio.UnaryUnaryMultiCallable[_replay_pb2.ListTrajectoriesRequest, _replay_pb2.ListTrajectoriesResponse]  # type: ignore[assignment]
+    """Lists the keys of all trajectories that live groups record, a page at a time.
+    Changes nothing.
+
+    Errors:
+    - INVALID_ARGUMENT, reason INVALID_FIELD: a bad page token.
+
+    Who may call it: the coordinator.
+    """
+    ReportLostTrajectories: _aio.UnaryUnaryMultiCallable[_replay_pb2.ReportLostTrajectoriesRequest, _replay_pb2.ReportLostTrajectoriesResponse]  # type: ignore[assignment]
+    """Says that the store lacks trajectories: their sessions are forgotten, and
+    their groups are PENDING. Keys that no live group records are ignored. Safe
+    to repeat.
+
+    Errors:
+    - FAILED_PRECONDITION, reason RESUME_LOST: another resume has begun.
+
+    Who may call it: the coordinator.
     """
     RegisterStore: _aio.UnaryUnaryMultiCallable[_replay_pb2.RegisterStoreRequest, _replay_pb2.RegisterStoreResponse]  # type: ignore[assignment]
     """Tells the ledger which life of the store is running, and how much it can
@@ -751,6 +929,149 @@ class ReplayBufferServiceServicer(metaclass=_abc_1.ABCMeta):
         - FAILED_PRECONDITION, reason STEP_NOT_COMPLETE: parts are still to be sampled.
 
         Who may call it: the trainer.
+        """
+
+    @_abc_1.abstractmethod
+    def EndRun(
+        self,
+        request: _replay_pb2.EndRunRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_replay_pb2.EndRunResponse, _abc.Awaitable[_replay_pb2.EndRunResponse]]:
+        """Ends the run: no further step can be trained, and what has to be saved is
+        saved. What is live becomes surplus. Safe to repeat.
+
+        Errors:
+        - FAILED_PRECONDITION, reason TRAINER_FENCED.
+        - FAILED_PRECONDITION, reason STEP_NOT_COMPLETE: there are steps to be trained.
+
+        Who may call it: the trainer.
+        """
+
+    @_abc_1.abstractmethod
+    def BeginCut(
+        self,
+        request: _replay_pb2.BeginCutRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_replay_pb2.BeginCutResponse, _abc.Awaitable[_replay_pb2.BeginCutResponse]]:
+        """Cuts the ledger for a snapshot of the last committed step, at the journal's
+        position of this very event. A snapshot that was under way is given up. Safe
+        to repeat with the same `snapshot_id`.
+
+        Errors:
+        - FAILED_PRECONDITION, reason TRAINER_FENCED.
+        - FAILED_PRECONDITION, reason STEP_OUT_OF_ORDER: the step is not the last
+          committed one, or a step is open.
+
+        Who may call it: the coordinator.
+        """
+
+    @_abc_1.abstractmethod
+    def WriteCut(
+        self,
+        request: _replay_pb2.WriteCutRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_replay_pb2.WriteCutResponse, _abc.Awaitable[_replay_pb2.WriteCutResponse]]:
+        """Writes the cut ledger to `{uri}/ledger.pb`. Safe to repeat.
+
+        Errors:
+        - FAILED_PRECONDITION, reason SNAPSHOT_LOST: that snapshot is not under way.
+        - FAILED_PRECONDITION, reason SNAPSHOT_FAILED: the file could not be written.
+
+        Who may call it: the coordinator.
+        """
+
+    @_abc_1.abstractmethod
+    def EndCut(
+        self,
+        request: _replay_pb2.EndCutRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_replay_pb2.EndCutResponse, _abc.Awaitable[_replay_pb2.EndCutResponse]]:
+        """Ends a snapshot: it is complete, or given up. Safe to repeat; a snapshot that
+        is not under way is ignored.
+
+        Who may call it: the coordinator.
+        """
+
+    @_abc_1.abstractmethod
+    def BeginResume(
+        self,
+        request: _replay_pb2.BeginResumeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_replay_pb2.BeginResumeResponse, _abc.Awaitable[_replay_pb2.BeginResumeResponse]]:
+        """Begins a resume for the newest trainer: leasing, sampling and feeding stop
+        until it is done. Safe to repeat with the same `resume_id`. One for an older
+        trainer ends by it, and so does a snapshot.
+
+        Errors:
+        - FAILED_PRECONDITION, reason TRAINER_FENCED.
+
+        Who may call it: the coordinator.
+        """
+
+    @_abc_1.abstractmethod
+    def RollBack(
+        self,
+        request: _replay_pb2.RollBackRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_replay_pb2.RollBackResponse, _abc.Awaitable[_replay_pb2.RollBackResponse]]:
+        """Does the LEDGER phase: rolls the ledger back to the resume's step, or, with
+        `restore`, takes it from the cut first; and opens a new time line. Safe to
+        repeat: once the line is open, nothing changes.
+
+        Errors:
+        - FAILED_PRECONDITION, reason RESUME_LOST: another resume has begun.
+        - FAILED_PRECONDITION, reason CANNOT_RESUME: prompts that were trained after
+          the step are forgotten, or the cut cannot be read.
+
+        Who may call it: the coordinator.
+        """
+
+    @_abc_1.abstractmethod
+    def AdvanceResume(
+        self,
+        request: _replay_pb2.AdvanceResumeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_replay_pb2.AdvanceResumeResponse, _abc.Awaitable[_replay_pb2.AdvanceResumeResponse]]:
+        """Goes on to the resume's next phase once the one before is done, waiting for
+        that at most `wait_s`. Safe to repeat: a phase that has begun is not begun
+        again.
+
+        Errors:
+        - FAILED_PRECONDITION, reason RESUME_LOST: another resume has begun.
+        - INVALID_ARGUMENT, reason INVALID_FIELD: it is not the next phase.
+
+        Who may call it: the coordinator.
+        """
+
+    @_abc_1.abstractmethod
+    def ListTrajectories(
+        self,
+        request: _replay_pb2.ListTrajectoriesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_replay_pb2.ListTrajectoriesResponse, _abc.Awaitable[_replay_pb2.ListTrajectoriesResponse]]:
+        """Lists the keys of all trajectories that live groups record, a page at a time.
+        Changes nothing.
+
+        Errors:
+        - INVALID_ARGUMENT, reason INVALID_FIELD: a bad page token.
+
+        Who may call it: the coordinator.
+        """
+
+    @_abc_1.abstractmethod
+    def ReportLostTrajectories(
+        self,
+        request: _replay_pb2.ReportLostTrajectoriesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_replay_pb2.ReportLostTrajectoriesResponse, _abc.Awaitable[_replay_pb2.ReportLostTrajectoriesResponse]]:
+        """Says that the store lacks trajectories: their sessions are forgotten, and
+        their groups are PENDING. Keys that no live group records are ignored. Safe
+        to repeat.
+
+        Errors:
+        - FAILED_PRECONDITION, reason RESUME_LOST: another resume has begun.
+
+        Who may call it: the coordinator.
         """
 
     @_abc_1.abstractmethod

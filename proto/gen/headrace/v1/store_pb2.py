@@ -22,34 +22,55 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from headrace.v1 import resume_pb2 as headrace_dot_v1_dot_resume__pb2
 from headrace.v1 import status_pb2 as headrace_dot_v1_dot_status__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17headrace/v1/store.proto\x12\x0bheadrace.v1\x1a\x18headrace/v1/status.proto\"g\n\x0fTrajectoryChunk\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x14\n\x0coffset_bytes\x18\x02 \x01(\x03\x12\x13\n\x0btotal_bytes\x18\x03 \x01(\x03\x12\x0e\n\x06\x63rc32c\x18\x04 \x01(\x07\x12\x0c\n\x04\x64\x61ta\x18\x05 \x01(\x0c\"F\n\x16PutTrajectoriesRequest\x12,\n\x06\x63hunks\x18\x01 \x03(\x0b\x32\x1c.headrace.v1.TrajectoryChunk\"M\n\x17PutTrajectoriesResponse\x12\x19\n\x11store_incarnation\x18\x01 \x01(\t\x12\x17\n\x0f\x63onfirmed_count\x18\x02 \x01(\x03\"&\n\x16GetTrajectoriesRequest\x12\x0c\n\x04keys\x18\x01 \x03(\t\"]\n\x17GetTrajectoriesResponse\x12,\n\x06\x63hunks\x18\x01 \x03(\x0b\x32\x1c.headrace.v1.TrajectoryChunk\x12\x14\n\x0cmissing_keys\x18\x02 \x03(\t\")\n\x19\x44\x65leteTrajectoriesRequest\x12\x0c\n\x04keys\x18\x01 \x03(\t\"3\n\x1a\x44\x65leteTrajectoriesResponse\x12\x15\n\rdeleted_count\x18\x01 \x01(\x03\"\x17\n\x15GetStoreStatusRequest\"\xb4\x01\n\x16GetStoreStatusResponse\x12+\n\x07process\x18\x01 \x01(\x0b\x32\x1a.headrace.v1.ProcessStatus\x12\x19\n\x11store_incarnation\x18\x02 \x01(\t\x12\x11\n\trow_count\x18\x03 \x01(\x03\x12\x12\n\nheld_bytes\x18\x04 \x01(\x03\x12\x16\n\x0e\x63\x61pacity_bytes\x18\x05 \x01(\x03\x12\x13\n\x0bswept_count\x18\x06 \x01(\x03\x32\x9a\x03\n\x16TrajectoryStoreService\x12^\n\x0fPutTrajectories\x12#.headrace.v1.PutTrajectoriesRequest\x1a$.headrace.v1.PutTrajectoriesResponse(\x01\x12^\n\x0fGetTrajectories\x12#.headrace.v1.GetTrajectoriesRequest\x1a$.headrace.v1.GetTrajectoriesResponse0\x01\x12\x65\n\x12\x44\x65leteTrajectories\x12&.headrace.v1.DeleteTrajectoriesRequest\x1a\'.headrace.v1.DeleteTrajectoriesResponse\x12Y\n\x0eGetStoreStatus\x12\".headrace.v1.GetStoreStatusRequest\x1a#.headrace.v1.GetStoreStatusResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17headrace/v1/store.proto\x12\x0bheadrace.v1\x1a\x18headrace/v1/resume.proto\x1a\x18headrace/v1/status.proto\"g\n\x0fTrajectoryChunk\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x14\n\x0coffset_bytes\x18\x02 \x01(\x03\x12\x13\n\x0btotal_bytes\x18\x03 \x01(\x03\x12\x0e\n\x06\x63rc32c\x18\x04 \x01(\x07\x12\x0c\n\x04\x64\x61ta\x18\x05 \x01(\x0c\"F\n\x16PutTrajectoriesRequest\x12,\n\x06\x63hunks\x18\x01 \x03(\x0b\x32\x1c.headrace.v1.TrajectoryChunk\"M\n\x17PutTrajectoriesResponse\x12\x19\n\x11store_incarnation\x18\x01 \x01(\t\x12\x17\n\x0f\x63onfirmed_count\x18\x02 \x01(\x03\"&\n\x16GetTrajectoriesRequest\x12\x0c\n\x04keys\x18\x01 \x03(\t\"]\n\x17GetTrajectoriesResponse\x12,\n\x06\x63hunks\x18\x01 \x03(\x0b\x32\x1c.headrace.v1.TrajectoryChunk\x12\x14\n\x0cmissing_keys\x18\x02 \x03(\t\")\n\x19\x44\x65leteTrajectoriesRequest\x12\x0c\n\x04keys\x18\x01 \x03(\t\"3\n\x1a\x44\x65leteTrajectoriesResponse\x12\x15\n\rdeleted_count\x18\x01 \x01(\x03\"(\n\x18\x43heckTrajectoriesRequest\x12\x0c\n\x04keys\x18\x01 \x03(\t\"L\n\x19\x43heckTrajectoriesResponse\x12\x14\n\x0cmissing_keys\x18\x01 \x03(\t\x12\x19\n\x11store_incarnation\x18\x02 \x01(\t\"7\n\x14HoldDeletionsRequest\x12\x0f\n\x07hold_id\x18\x01 \x01(\t\x12\x0e\n\x06hold_s\x18\x02 \x01(\x01\"2\n\x15HoldDeletionsResponse\x12\x19\n\x11store_incarnation\x18\x01 \x01(\t\"*\n\x17ReleaseDeletionsRequest\x12\x0f\n\x07hold_id\x18\x01 \x01(\t\"1\n\x18ReleaseDeletionsResponse\x12\x15\n\rdeleted_count\x18\x01 \x01(\x03\"/\n\x0fSaveRowsRequest\x12\x0b\n\x03uri\x18\x01 \x01(\t\x12\x0f\n\x07hold_id\x18\x02 \x01(\t\"\xac\x01\n\x10SaveRowsResponse\x12)\n\x04part\x18\x01 \x01(\x0b\x32\x1b.headrace.v1.CheckpointPart\x12\x11\n\trow_count\x18\x02 \x01(\x03\x12\x11\n\traw_bytes\x18\x03 \x01(\x03\x12\x10\n\x08locked_s\x18\x04 \x01(\x01\x12\x1a\n\x12longest_put_wait_s\x18\x05 \x01(\x01\x12\x19\n\x11store_incarnation\x18\x06 \x01(\t\"S\n\x12RestoreRowsRequest\x12\x12\n\nrestore_id\x18\x01 \x01(\t\x12)\n\x04part\x18\x02 \x01(\x0b\x32\x1b.headrace.v1.CheckpointPart\"C\n\x13RestoreRowsResponse\x12\x19\n\x11store_incarnation\x18\x01 \x01(\t\x12\x11\n\trow_count\x18\x02 \x01(\x03\"\x17\n\x15GetStoreStatusRequest\"\xc5\x01\n\x16GetStoreStatusResponse\x12+\n\x07process\x18\x01 \x01(\x0b\x32\x1a.headrace.v1.ProcessStatus\x12\x19\n\x11store_incarnation\x18\x02 \x01(\t\x12\x11\n\trow_count\x18\x03 \x01(\x03\x12\x12\n\nheld_bytes\x18\x04 \x01(\x03\x12\x16\n\x0e\x63\x61pacity_bytes\x18\x05 \x01(\x03\x12\x13\n\x0bswept_count\x18\x06 \x01(\x03\x12\x0f\n\x07hold_id\x18\x07 \x01(\t2\xd2\x06\n\x16TrajectoryStoreService\x12^\n\x0fPutTrajectories\x12#.headrace.v1.PutTrajectoriesRequest\x1a$.headrace.v1.PutTrajectoriesResponse(\x01\x12^\n\x0fGetTrajectories\x12#.headrace.v1.GetTrajectoriesRequest\x1a$.headrace.v1.GetTrajectoriesResponse0\x01\x12\x65\n\x12\x44\x65leteTrajectories\x12&.headrace.v1.DeleteTrajectoriesRequest\x1a\'.headrace.v1.DeleteTrajectoriesResponse\x12\x62\n\x11\x43heckTrajectories\x12%.headrace.v1.CheckTrajectoriesRequest\x1a&.headrace.v1.CheckTrajectoriesResponse\x12V\n\rHoldDeletions\x12!.headrace.v1.HoldDeletionsRequest\x1a\".headrace.v1.HoldDeletionsResponse\x12_\n\x10ReleaseDeletions\x12$.headrace.v1.ReleaseDeletionsRequest\x1a%.headrace.v1.ReleaseDeletionsResponse\x12G\n\x08SaveRows\x12\x1c.headrace.v1.SaveRowsRequest\x1a\x1d.headrace.v1.SaveRowsResponse\x12P\n\x0bRestoreRows\x12\x1f.headrace.v1.RestoreRowsRequest\x1a .headrace.v1.RestoreRowsResponse\x12Y\n\x0eGetStoreStatus\x12\".headrace.v1.GetStoreStatusRequest\x1a#.headrace.v1.GetStoreStatusResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'headrace.v1.store_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TRAJECTORYCHUNK']._serialized_start=66
-  _globals['_TRAJECTORYCHUNK']._serialized_end=169
-  _globals['_PUTTRAJECTORIESREQUEST']._serialized_start=171
-  _globals['_PUTTRAJECTORIESREQUEST']._serialized_end=241
-  _globals['_PUTTRAJECTORIESRESPONSE']._serialized_start=243
-  _globals['_PUTTRAJECTORIESRESPONSE']._serialized_end=320
-  _globals['_GETTRAJECTORIESREQUEST']._serialized_start=322
-  _globals['_GETTRAJECTORIESREQUEST']._serialized_end=360
-  _globals['_GETTRAJECTORIESRESPONSE']._serialized_start=362
-  _globals['_GETTRAJECTORIESRESPONSE']._serialized_end=455
-  _globals['_DELETETRAJECTORIESREQUEST']._serialized_start=457
-  _globals['_DELETETRAJECTORIESREQUEST']._serialized_end=498
-  _globals['_DELETETRAJECTORIESRESPONSE']._serialized_start=500
-  _globals['_DELETETRAJECTORIESRESPONSE']._serialized_end=551
-  _globals['_GETSTORESTATUSREQUEST']._serialized_start=553
-  _globals['_GETSTORESTATUSREQUEST']._serialized_end=576
-  _globals['_GETSTORESTATUSRESPONSE']._serialized_start=579
-  _globals['_GETSTORESTATUSRESPONSE']._serialized_end=759
-  _globals['_TRAJECTORYSTORESERVICE']._serialized_start=762
-  _globals['_TRAJECTORYSTORESERVICE']._serialized_end=1172
+  _globals['_TRAJECTORYCHUNK']._serialized_start=92
+  _globals['_TRAJECTORYCHUNK']._serialized_end=195
+  _globals['_PUTTRAJECTORIESREQUEST']._serialized_start=197
+  _globals['_PUTTRAJECTORIESREQUEST']._serialized_end=267
+  _globals['_PUTTRAJECTORIESRESPONSE']._serialized_start=269
+  _globals['_PUTTRAJECTORIESRESPONSE']._serialized_end=346
+  _globals['_GETTRAJECTORIESREQUEST']._serialized_start=348
+  _globals['_GETTRAJECTORIESREQUEST']._serialized_end=386
+  _globals['_GETTRAJECTORIESRESPONSE']._serialized_start=388
+  _globals['_GETTRAJECTORIESRESPONSE']._serialized_end=481
+  _globals['_DELETETRAJECTORIESREQUEST']._serialized_start=483
+  _globals['_DELETETRAJECTORIESREQUEST']._serialized_end=524
+  _globals['_DELETETRAJECTORIESRESPONSE']._serialized_start=526
+  _globals['_DELETETRAJECTORIESRESPONSE']._serialized_end=577
+  _globals['_CHECKTRAJECTORIESREQUEST']._serialized_start=579
+  _globals['_CHECKTRAJECTORIESREQUEST']._serialized_end=619
+  _globals['_CHECKTRAJECTORIESRESPONSE']._serialized_start=621
+  _globals['_CHECKTRAJECTORIESRESPONSE']._serialized_end=697
+  _globals['_HOLDDELETIONSREQUEST']._serialized_start=699
+  _globals['_HOLDDELETIONSREQUEST']._serialized_end=754
+  _globals['_HOLDDELETIONSRESPONSE']._serialized_start=756
+  _globals['_HOLDDELETIONSRESPONSE']._serialized_end=806
+  _globals['_RELEASEDELETIONSREQUEST']._serialized_start=808
+  _globals['_RELEASEDELETIONSREQUEST']._serialized_end=850
+  _globals['_RELEASEDELETIONSRESPONSE']._serialized_start=852
+  _globals['_RELEASEDELETIONSRESPONSE']._serialized_end=901
+  _globals['_SAVEROWSREQUEST']._serialized_start=903
+  _globals['_SAVEROWSREQUEST']._serialized_end=950
+  _globals['_SAVEROWSRESPONSE']._serialized_start=953
+  _globals['_SAVEROWSRESPONSE']._serialized_end=1125
+  _globals['_RESTOREROWSREQUEST']._serialized_start=1127
+  _globals['_RESTOREROWSREQUEST']._serialized_end=1210
+  _globals['_RESTOREROWSRESPONSE']._serialized_start=1212
+  _globals['_RESTOREROWSRESPONSE']._serialized_end=1279
+  _globals['_GETSTORESTATUSREQUEST']._serialized_start=1281
+  _globals['_GETSTORESTATUSREQUEST']._serialized_end=1304
+  _globals['_GETSTORESTATUSRESPONSE']._serialized_start=1307
+  _globals['_GETSTORESTATUSRESPONSE']._serialized_end=1504
+  _globals['_TRAJECTORYSTORESERVICE']._serialized_start=1507
+  _globals['_TRAJECTORYSTORESERVICE']._serialized_end=2357
 # @@protoc_insertion_point(module_scope)

@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from headrace.v1 import resume_pb2 as _resume_pb2
 from headrace.v1 import status_pb2 as _status_pb2
 import builtins as _builtins
 import sys
@@ -210,6 +211,274 @@ class DeleteTrajectoriesResponse(_message.Message):
 Global___DeleteTrajectoriesResponse: _TypeAlias = DeleteTrajectoriesResponse  # noqa: Y015
 
 @_typing.final
+class CheckTrajectoriesRequest(_message.Message):
+    """Asks about trajectories."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEYS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Their keys, at most 65536."""
+
+    def __init__(
+        self,
+        *,
+        keys: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keys", b"keys"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckTrajectoriesRequest: _TypeAlias = CheckTrajectoriesRequest  # noqa: Y015
+
+@_typing.final
+class CheckTrajectoriesResponse(_message.Message):
+    """What became of them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MISSING_KEYS_FIELD_NUMBER: _builtins.int
+    STORE_INCARNATION_FIELD_NUMBER: _builtins.int
+    store_incarnation: _builtins.str
+    """Which store this is."""
+    @_builtins.property
+    def missing_keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Those that are not there, or not readable."""
+
+    def __init__(
+        self,
+        *,
+        missing_keys: _abc.Iterable[_builtins.str] | None = ...,
+        store_incarnation: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["missing_keys", b"missing_keys", "store_incarnation", b"store_incarnation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckTrajectoriesResponse: _TypeAlias = CheckTrajectoriesResponse  # noqa: Y015
+
+@_typing.final
+class HoldDeletionsRequest(_message.Message):
+    """Holds deletions back."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HOLD_ID_FIELD_NUMBER: _builtins.int
+    HOLD_S_FIELD_NUMBER: _builtins.int
+    hold_id: _builtins.str
+    """Names the hold. Required."""
+    hold_s: _builtins.float
+    """The longest it lasts, in seconds. Required."""
+    def __init__(
+        self,
+        *,
+        hold_id: _builtins.str = ...,
+        hold_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hold_id", b"hold_id", "hold_s", b"hold_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HoldDeletionsRequest: _TypeAlias = HoldDeletionsRequest  # noqa: Y015
+
+@_typing.final
+class HoldDeletionsResponse(_message.Message):
+    """They are held."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STORE_INCARNATION_FIELD_NUMBER: _builtins.int
+    store_incarnation: _builtins.str
+    """Which store this is."""
+    def __init__(
+        self,
+        *,
+        store_incarnation: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["store_incarnation", b"store_incarnation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HoldDeletionsResponse: _TypeAlias = HoldDeletionsResponse  # noqa: Y015
+
+@_typing.final
+class ReleaseDeletionsRequest(_message.Message):
+    """Ends a hold."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HOLD_ID_FIELD_NUMBER: _builtins.int
+    hold_id: _builtins.str
+    """The hold. Required."""
+    def __init__(
+        self,
+        *,
+        hold_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hold_id", b"hold_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReleaseDeletionsRequest: _TypeAlias = ReleaseDeletionsRequest  # noqa: Y015
+
+@_typing.final
+class ReleaseDeletionsResponse(_message.Message):
+    """It is over."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DELETED_COUNT_FIELD_NUMBER: _builtins.int
+    deleted_count: _builtins.int
+    """Rows that were to be deleted meanwhile, and are gone now."""
+    def __init__(
+        self,
+        *,
+        deleted_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deleted_count", b"deleted_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReleaseDeletionsResponse: _TypeAlias = ReleaseDeletionsResponse  # noqa: Y015
+
+@_typing.final
+class SaveRowsRequest(_message.Message):
+    """Has all rows written."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    URI_FIELD_NUMBER: _builtins.int
+    HOLD_ID_FIELD_NUMBER: _builtins.int
+    uri: _builtins.str
+    """The checkpoint's directory, an fsspec URL. Required."""
+    hold_id: _builtins.str
+    """The hold under which it happens. Required."""
+    def __init__(
+        self,
+        *,
+        uri: _builtins.str = ...,
+        hold_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hold_id", b"hold_id", "uri", b"uri"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SaveRowsRequest: _TypeAlias = SaveRowsRequest  # noqa: Y015
+
+@_typing.final
+class SaveRowsResponse(_message.Message):
+    """They are written."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PART_FIELD_NUMBER: _builtins.int
+    ROW_COUNT_FIELD_NUMBER: _builtins.int
+    RAW_BYTES_FIELD_NUMBER: _builtins.int
+    LOCKED_S_FIELD_NUMBER: _builtins.int
+    LONGEST_PUT_WAIT_S_FIELD_NUMBER: _builtins.int
+    STORE_INCARNATION_FIELD_NUMBER: _builtins.int
+    row_count: _builtins.int
+    """Rows in it."""
+    raw_bytes: _builtins.int
+    """Bytes of their values."""
+    locked_s: _builtins.float
+    """Seconds for which puts were held up."""
+    longest_put_wait_s: _builtins.float
+    """The longest that one put waited, in seconds."""
+    store_incarnation: _builtins.str
+    """The store's life."""
+    @_builtins.property
+    def part(self) -> _resume_pb2.CheckpointPart:
+        """The store's part."""
+
+    def __init__(
+        self,
+        *,
+        part: _resume_pb2.CheckpointPart | None = ...,
+        row_count: _builtins.int = ...,
+        raw_bytes: _builtins.int = ...,
+        locked_s: _builtins.float = ...,
+        longest_put_wait_s: _builtins.float = ...,
+        store_incarnation: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["part", b"part"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["locked_s", b"locked_s", "longest_put_wait_s", b"longest_put_wait_s", "part", b"part", "raw_bytes", b"raw_bytes", "row_count", b"row_count", "store_incarnation", b"store_incarnation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SaveRowsResponse: _TypeAlias = SaveRowsResponse  # noqa: Y015
+
+@_typing.final
+class RestoreRowsRequest(_message.Message):
+    """Has rows restored."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESTORE_ID_FIELD_NUMBER: _builtins.int
+    PART_FIELD_NUMBER: _builtins.int
+    restore_id: _builtins.str
+    """Names the restoring: a repeat is answered as the first time. Required."""
+    @_builtins.property
+    def part(self) -> _resume_pb2.CheckpointPart:
+        """The store's part of the checkpoint. Required."""
+
+    def __init__(
+        self,
+        *,
+        restore_id: _builtins.str = ...,
+        part: _resume_pb2.CheckpointPart | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["part", b"part"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["part", b"part", "restore_id", b"restore_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RestoreRowsRequest: _TypeAlias = RestoreRowsRequest  # noqa: Y015
+
+@_typing.final
+class RestoreRowsResponse(_message.Message):
+    """They are restored."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STORE_INCARNATION_FIELD_NUMBER: _builtins.int
+    ROW_COUNT_FIELD_NUMBER: _builtins.int
+    store_incarnation: _builtins.str
+    """The new life of the store."""
+    row_count: _builtins.int
+    """Rows that it holds now."""
+    def __init__(
+        self,
+        *,
+        store_incarnation: _builtins.str = ...,
+        row_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["row_count", b"row_count", "store_incarnation", b"store_incarnation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RestoreRowsResponse: _TypeAlias = RestoreRowsResponse  # noqa: Y015
+
+@_typing.final
 class GetStoreStatusRequest(_message.Message):
     """Asks for the store's state."""
 
@@ -238,6 +507,7 @@ class GetStoreStatusResponse(_message.Message):
     HELD_BYTES_FIELD_NUMBER: _builtins.int
     CAPACITY_BYTES_FIELD_NUMBER: _builtins.int
     SWEPT_COUNT_FIELD_NUMBER: _builtins.int
+    HOLD_ID_FIELD_NUMBER: _builtins.int
     store_incarnation: _builtins.str
     """Which store this is; the same after a restart from its log."""
     row_count: _builtins.int
@@ -248,6 +518,8 @@ class GetStoreStatusResponse(_message.Message):
     """The most bytes it will hold."""
     swept_count: _builtins.int
     """Rows removed so far because nobody referred to them."""
+    hold_id: _builtins.str
+    """The hold on deletions; empty if there is none."""
     @_builtins.property
     def process(self) -> _status_pb2.ProcessStatus:
         """The process itself."""
@@ -261,10 +533,11 @@ class GetStoreStatusResponse(_message.Message):
         held_bytes: _builtins.int = ...,
         capacity_bytes: _builtins.int = ...,
         swept_count: _builtins.int = ...,
+        hold_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["process", b"process"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity_bytes", b"capacity_bytes", "held_bytes", b"held_bytes", "process", b"process", "row_count", b"row_count", "store_incarnation", b"store_incarnation", "swept_count", b"swept_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity_bytes", b"capacity_bytes", "held_bytes", b"held_bytes", "hold_id", b"hold_id", "process", b"process", "row_count", b"row_count", "store_incarnation", b"store_incarnation", "swept_count", b"swept_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

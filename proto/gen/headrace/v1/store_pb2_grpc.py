@@ -58,6 +58,31 @@ class TrajectoryStoreServiceStub:
                 request_serializer=headrace_dot_v1_dot_store__pb2.DeleteTrajectoriesRequest.SerializeToString,
                 response_deserializer=headrace_dot_v1_dot_store__pb2.DeleteTrajectoriesResponse.FromString,
                 _registered_method=True)
+        self.CheckTrajectories = channel.unary_unary(
+                '/headrace.v1.TrajectoryStoreService/CheckTrajectories',
+                request_serializer=headrace_dot_v1_dot_store__pb2.CheckTrajectoriesRequest.SerializeToString,
+                response_deserializer=headrace_dot_v1_dot_store__pb2.CheckTrajectoriesResponse.FromString,
+                _registered_method=True)
+        self.HoldDeletions = channel.unary_unary(
+                '/headrace.v1.TrajectoryStoreService/HoldDeletions',
+                request_serializer=headrace_dot_v1_dot_store__pb2.HoldDeletionsRequest.SerializeToString,
+                response_deserializer=headrace_dot_v1_dot_store__pb2.HoldDeletionsResponse.FromString,
+                _registered_method=True)
+        self.ReleaseDeletions = channel.unary_unary(
+                '/headrace.v1.TrajectoryStoreService/ReleaseDeletions',
+                request_serializer=headrace_dot_v1_dot_store__pb2.ReleaseDeletionsRequest.SerializeToString,
+                response_deserializer=headrace_dot_v1_dot_store__pb2.ReleaseDeletionsResponse.FromString,
+                _registered_method=True)
+        self.SaveRows = channel.unary_unary(
+                '/headrace.v1.TrajectoryStoreService/SaveRows',
+                request_serializer=headrace_dot_v1_dot_store__pb2.SaveRowsRequest.SerializeToString,
+                response_deserializer=headrace_dot_v1_dot_store__pb2.SaveRowsResponse.FromString,
+                _registered_method=True)
+        self.RestoreRows = channel.unary_unary(
+                '/headrace.v1.TrajectoryStoreService/RestoreRows',
+                request_serializer=headrace_dot_v1_dot_store__pb2.RestoreRowsRequest.SerializeToString,
+                response_deserializer=headrace_dot_v1_dot_store__pb2.RestoreRowsResponse.FromString,
+                _registered_method=True)
         self.GetStoreStatus = channel.unary_unary(
                 '/headrace.v1.TrajectoryStoreService/GetStoreStatus',
                 request_serializer=headrace_dot_v1_dot_store__pb2.GetStoreStatusRequest.SerializeToString,
@@ -112,6 +137,64 @@ class TrajectoryStoreServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CheckTrajectories(self, request, context):
+        """Says which of these trajectories are not there or not readable: each is read
+        and compared with its checksum. Changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def HoldDeletions(self, request, context):
+        """Holds deletions and the sweep back until they are released, or `hold_s` have
+        passed: what is deleted meanwhile goes then. There is one hold at a time; a
+        new one takes the place of the one before. Safe to repeat.
+
+        Who may call it: the coordinator.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReleaseDeletions(self, request, context):
+        """Ends a hold. Safe to repeat; a hold that is over is ignored.
+
+        Who may call it: the coordinator.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SaveRows(self, request, context):
+        """Writes all rows, as TransferQueue's own checkpoint, to
+        `{uri}/transfer_queue/`. Puts wait while TransferQueue writes. Safe to
+        repeat: it writes anew.
+
+        Errors:
+        - FAILED_PRECONDITION, reason SNAPSHOT_FAILED: it could not be written.
+
+        Who may call it: the coordinator, under a hold.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RestoreRows(self, request, context):
+        """Takes all rows from a checkpoint into a fresh TransferQueue: what the store
+        held is gone, and it is a new incarnation. Each row is read back. Safe to
+        repeat with the same `restore_id`.
+
+        Errors:
+        - FAILED_PRECONDITION, reason CANNOT_RESUME: a file is missing or damaged; the
+        store is as it was.
+        - RESOURCE_EXHAUSTED, reason STORE_FULL: the rows do not fit.
+
+        Who may call it: the coordinator, under a hold.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetStoreStatus(self, request, context):
         """Says what the store holds. Changes nothing.
         """
@@ -136,6 +219,31 @@ def add_TrajectoryStoreServiceServicer_to_server(servicer, server):
                     servicer.DeleteTrajectories,
                     request_deserializer=headrace_dot_v1_dot_store__pb2.DeleteTrajectoriesRequest.FromString,
                     response_serializer=headrace_dot_v1_dot_store__pb2.DeleteTrajectoriesResponse.SerializeToString,
+            ),
+            'CheckTrajectories': grpc.unary_unary_rpc_method_handler(
+                    servicer.CheckTrajectories,
+                    request_deserializer=headrace_dot_v1_dot_store__pb2.CheckTrajectoriesRequest.FromString,
+                    response_serializer=headrace_dot_v1_dot_store__pb2.CheckTrajectoriesResponse.SerializeToString,
+            ),
+            'HoldDeletions': grpc.unary_unary_rpc_method_handler(
+                    servicer.HoldDeletions,
+                    request_deserializer=headrace_dot_v1_dot_store__pb2.HoldDeletionsRequest.FromString,
+                    response_serializer=headrace_dot_v1_dot_store__pb2.HoldDeletionsResponse.SerializeToString,
+            ),
+            'ReleaseDeletions': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReleaseDeletions,
+                    request_deserializer=headrace_dot_v1_dot_store__pb2.ReleaseDeletionsRequest.FromString,
+                    response_serializer=headrace_dot_v1_dot_store__pb2.ReleaseDeletionsResponse.SerializeToString,
+            ),
+            'SaveRows': grpc.unary_unary_rpc_method_handler(
+                    servicer.SaveRows,
+                    request_deserializer=headrace_dot_v1_dot_store__pb2.SaveRowsRequest.FromString,
+                    response_serializer=headrace_dot_v1_dot_store__pb2.SaveRowsResponse.SerializeToString,
+            ),
+            'RestoreRows': grpc.unary_unary_rpc_method_handler(
+                    servicer.RestoreRows,
+                    request_deserializer=headrace_dot_v1_dot_store__pb2.RestoreRowsRequest.FromString,
+                    response_serializer=headrace_dot_v1_dot_store__pb2.RestoreRowsResponse.SerializeToString,
             ),
             'GetStoreStatus': grpc.unary_unary_rpc_method_handler(
                     servicer.GetStoreStatus,
@@ -233,6 +341,141 @@ class TrajectoryStoreService:
             '/headrace.v1.TrajectoryStoreService/DeleteTrajectories',
             headrace_dot_v1_dot_store__pb2.DeleteTrajectoriesRequest.SerializeToString,
             headrace_dot_v1_dot_store__pb2.DeleteTrajectoriesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CheckTrajectories(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.v1.TrajectoryStoreService/CheckTrajectories',
+            headrace_dot_v1_dot_store__pb2.CheckTrajectoriesRequest.SerializeToString,
+            headrace_dot_v1_dot_store__pb2.CheckTrajectoriesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def HoldDeletions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.v1.TrajectoryStoreService/HoldDeletions',
+            headrace_dot_v1_dot_store__pb2.HoldDeletionsRequest.SerializeToString,
+            headrace_dot_v1_dot_store__pb2.HoldDeletionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReleaseDeletions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.v1.TrajectoryStoreService/ReleaseDeletions',
+            headrace_dot_v1_dot_store__pb2.ReleaseDeletionsRequest.SerializeToString,
+            headrace_dot_v1_dot_store__pb2.ReleaseDeletionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SaveRows(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.v1.TrajectoryStoreService/SaveRows',
+            headrace_dot_v1_dot_store__pb2.SaveRowsRequest.SerializeToString,
+            headrace_dot_v1_dot_store__pb2.SaveRowsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RestoreRows(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.v1.TrajectoryStoreService/RestoreRows',
+            headrace_dot_v1_dot_store__pb2.RestoreRowsRequest.SerializeToString,
+            headrace_dot_v1_dot_store__pb2.RestoreRowsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -64,6 +64,44 @@ class TrajectoryStoreServiceStub:
     """
     DeleteTrajectories: _grpc.UnaryUnaryMultiCallable[_store_pb2.DeleteTrajectoriesRequest, _store_pb2.DeleteTrajectoriesResponse]
     """Removes trajectories. Safe to repeat: a key that is not there is ignored."""
+    CheckTrajectories: _grpc.UnaryUnaryMultiCallable[_store_pb2.CheckTrajectoriesRequest, _store_pb2.CheckTrajectoriesResponse]
+    """Says which of these trajectories are not there or not readable: each is read
+    and compared with its checksum. Changes nothing.
+    """
+    HoldDeletions: _grpc.UnaryUnaryMultiCallable[_store_pb2.HoldDeletionsRequest, _store_pb2.HoldDeletionsResponse]
+    """Holds deletions and the sweep back until they are released, or `hold_s` have
+    passed: what is deleted meanwhile goes then. There is one hold at a time; a
+    new one takes the place of the one before. Safe to repeat.
+
+    Who may call it: the coordinator.
+    """
+    ReleaseDeletions: _grpc.UnaryUnaryMultiCallable[_store_pb2.ReleaseDeletionsRequest, _store_pb2.ReleaseDeletionsResponse]
+    """Ends a hold. Safe to repeat; a hold that is over is ignored.
+
+    Who may call it: the coordinator.
+    """
+    SaveRows: _grpc.UnaryUnaryMultiCallable[_store_pb2.SaveRowsRequest, _store_pb2.SaveRowsResponse]
+    """Writes all rows, as TransferQueue's own checkpoint, to
+    `{uri}/transfer_queue/`. Puts wait while TransferQueue writes. Safe to
+    repeat: it writes anew.
+
+    Errors:
+    - FAILED_PRECONDITION, reason SNAPSHOT_FAILED: it could not be written.
+
+    Who may call it: the coordinator, under a hold.
+    """
+    RestoreRows: _grpc.UnaryUnaryMultiCallable[_store_pb2.RestoreRowsRequest, _store_pb2.RestoreRowsResponse]
+    """Takes all rows from a checkpoint into a fresh TransferQueue: what the store
+    held is gone, and it is a new incarnation. Each row is read back. Safe to
+    repeat with the same `restore_id`.
+
+    Errors:
+    - FAILED_PRECONDITION, reason CANNOT_RESUME: a file is missing or damaged; the
+      store is as it was.
+    - RESOURCE_EXHAUSTED, reason STORE_FULL: the rows do not fit.
+
+    Who may call it: the coordinator, under a hold.
+    """
     GetStoreStatus: _grpc.UnaryUnaryMultiCallable[_store_pb2.GetStoreStatusRequest, _store_pb2.GetStoreStatusResponse]
     """Says what the store holds. Changes nothing."""
 
@@ -103,6 +141,44 @@ class TrajectoryStoreServiceAsyncStub(TrajectoryStoreServiceStub):
     """
     DeleteTrajectories: _aio.UnaryUnaryMultiCallable[_store_pb2.DeleteTrajectoriesRequest, _store_pb2.DeleteTrajectoriesResponse]  # type: ignore[assignment]
     """Removes trajectories. Safe to repeat: a key that is not there is ignored."""
+    CheckTrajectories: _aio.UnaryUnaryMultiCallable[_store_pb2.CheckTrajectoriesRequest, _store_pb2.CheckTrajectoriesResponse]  # type: ignore[assignment]
+    """Says which of these trajectories are not there or not readable: each is read
+    and compared with its checksum. Changes nothing.
+    """
+    HoldDeletions: _aio.UnaryUnaryMultiCallable[_store_pb2.HoldDeletionsRequest, _store_pb2.HoldDeletionsResponse]  # type: ignore[assignment]
+    """Holds deletions and the sweep back until they are released, or `hold_s` have
+    passed: what is deleted meanwhile goes then. There is one hold at a time; a
+    new one takes the place of the one before. Safe to repeat.
+
+    Who may call it: the coordinator.
+    """
+    ReleaseDeletions: _aio.UnaryUnaryMultiCallable[_store_pb2.ReleaseDeletionsRequest, _store_pb2.ReleaseDeletionsResponse]  # type: ignore[assignment]
+    """Ends a hold. Safe to repeat; a hold that is over is ignored.
+
+    Who may call it: the coordinator.
+    """
+    SaveRows: _aio.UnaryUnaryMultiCallable[_store_pb2.SaveRowsRequest, _store_pb2.SaveRowsResponse]  # type: ignore[assignment]
+    """Writes all rows, as TransferQueue's own checkpoint, to
+    `{uri}/transfer_queue/`. Puts wait while TransferQueue writes. Safe to
+    repeat: it writes anew.
+
+    Errors:
+    - FAILED_PRECONDITION, reason SNAPSHOT_FAILED: it could not be written.
+
+    Who may call it: the coordinator, under a hold.
+    """
+    RestoreRows: _aio.UnaryUnaryMultiCallable[_store_pb2.RestoreRowsRequest, _store_pb2.RestoreRowsResponse]  # type: ignore[assignment]
+    """Takes all rows from a checkpoint into a fresh TransferQueue: what the store
+    held is gone, and it is a new incarnation. Each row is read back. Safe to
+    repeat with the same `restore_id`.
+
+    Errors:
+    - FAILED_PRECONDITION, reason CANNOT_RESUME: a file is missing or damaged; the
+      store is as it was.
+    - RESOURCE_EXHAUSTED, reason STORE_FULL: the rows do not fit.
+
+    Who may call it: the coordinator, under a hold.
+    """
     GetStoreStatus: _aio.UnaryUnaryMultiCallable[_store_pb2.GetStoreStatusRequest, _store_pb2.GetStoreStatusResponse]  # type: ignore[assignment]
     """Says what the store holds. Changes nothing."""
 
@@ -157,6 +233,74 @@ class TrajectoryStoreServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_store_pb2.DeleteTrajectoriesResponse, _abc.Awaitable[_store_pb2.DeleteTrajectoriesResponse]]:
         """Removes trajectories. Safe to repeat: a key that is not there is ignored."""
+
+    @_abc_1.abstractmethod
+    def CheckTrajectories(
+        self,
+        request: _store_pb2.CheckTrajectoriesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_store_pb2.CheckTrajectoriesResponse, _abc.Awaitable[_store_pb2.CheckTrajectoriesResponse]]:
+        """Says which of these trajectories are not there or not readable: each is read
+        and compared with its checksum. Changes nothing.
+        """
+
+    @_abc_1.abstractmethod
+    def HoldDeletions(
+        self,
+        request: _store_pb2.HoldDeletionsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_store_pb2.HoldDeletionsResponse, _abc.Awaitable[_store_pb2.HoldDeletionsResponse]]:
+        """Holds deletions and the sweep back until they are released, or `hold_s` have
+        passed: what is deleted meanwhile goes then. There is one hold at a time; a
+        new one takes the place of the one before. Safe to repeat.
+
+        Who may call it: the coordinator.
+        """
+
+    @_abc_1.abstractmethod
+    def ReleaseDeletions(
+        self,
+        request: _store_pb2.ReleaseDeletionsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_store_pb2.ReleaseDeletionsResponse, _abc.Awaitable[_store_pb2.ReleaseDeletionsResponse]]:
+        """Ends a hold. Safe to repeat; a hold that is over is ignored.
+
+        Who may call it: the coordinator.
+        """
+
+    @_abc_1.abstractmethod
+    def SaveRows(
+        self,
+        request: _store_pb2.SaveRowsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_store_pb2.SaveRowsResponse, _abc.Awaitable[_store_pb2.SaveRowsResponse]]:
+        """Writes all rows, as TransferQueue's own checkpoint, to
+        `{uri}/transfer_queue/`. Puts wait while TransferQueue writes. Safe to
+        repeat: it writes anew.
+
+        Errors:
+        - FAILED_PRECONDITION, reason SNAPSHOT_FAILED: it could not be written.
+
+        Who may call it: the coordinator, under a hold.
+        """
+
+    @_abc_1.abstractmethod
+    def RestoreRows(
+        self,
+        request: _store_pb2.RestoreRowsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_store_pb2.RestoreRowsResponse, _abc.Awaitable[_store_pb2.RestoreRowsResponse]]:
+        """Takes all rows from a checkpoint into a fresh TransferQueue: what the store
+        held is gone, and it is a new incarnation. Each row is read back. Safe to
+        repeat with the same `restore_id`.
+
+        Errors:
+        - FAILED_PRECONDITION, reason CANNOT_RESUME: a file is missing or damaged; the
+          store is as it was.
+        - RESOURCE_EXHAUSTED, reason STORE_FULL: the rows do not fit.
+
+        Who may call it: the coordinator, under a hold.
+        """
 
     @_abc_1.abstractmethod
     def GetStoreStatus(

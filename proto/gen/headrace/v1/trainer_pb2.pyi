@@ -39,6 +39,10 @@ class _TrainerPhaseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TrainerP
     """Writing weights."""
     TRAINER_PHASE_FINISHED: _TrainerPhase.ValueType  # 5
     """All steps done."""
+    TRAINER_PHASE_RESUMING: _TrainerPhase.ValueType  # 6
+    """Going on from a checkpoint."""
+    TRAINER_PHASE_SAVING: _TrainerPhase.ValueType  # 7
+    """Copying its state for a checkpoint."""
 
 class TrainerPhase(_TrainerPhase, metaclass=_TrainerPhaseEnumTypeWrapper):
     """What the trainer is doing."""
@@ -55,6 +59,10 @@ TRAINER_PHASE_PUBLISHING: TrainerPhase.ValueType  # 4
 """Writing weights."""
 TRAINER_PHASE_FINISHED: TrainerPhase.ValueType  # 5
 """All steps done."""
+TRAINER_PHASE_RESUMING: TrainerPhase.ValueType  # 6
+"""Going on from a checkpoint."""
+TRAINER_PHASE_SAVING: TrainerPhase.ValueType  # 7
+"""Copying its state for a checkpoint."""
 Global___TrainerPhase: _TypeAlias = TrainerPhase  # noqa: Y015
 
 @_typing.final
@@ -85,6 +93,9 @@ class GetTrainerStatusResponse(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     TOTAL_STEPS_FIELD_NUMBER: _builtins.int
     WEIGHT_VERSION_FIELD_NUMBER: _builtins.int
+    SAVED_STEP_FIELD_NUMBER: _builtins.int
+    SNAPSHOT_STALL_S_FIELD_NUMBER: _builtins.int
+    SNAPSHOT_ERROR_FIELD_NUMBER: _builtins.int
     phase: Global___TrainerPhase.ValueType
     """What it does now."""
     step: _builtins.int
@@ -93,6 +104,12 @@ class GetTrainerStatusResponse(_message.Message):
     """Steps in the whole run; 0 while not known."""
     weight_version: _builtins.int
     """The newest weights it has published; -1 before the first."""
+    saved_step: _builtins.int
+    """The last step that is in a checkpoint; 0 if none."""
+    snapshot_stall_s: _builtins.float
+    """Seconds for which training stood still for the last snapshot."""
+    snapshot_error: _builtins.str
+    """Why the last snapshot failed; empty if it did not."""
     @_builtins.property
     def process(self) -> _status_pb2.ProcessStatus:
         """The process itself."""
@@ -105,10 +122,13 @@ class GetTrainerStatusResponse(_message.Message):
         step: _builtins.int = ...,
         total_steps: _builtins.int = ...,
         weight_version: _builtins.int = ...,
+        saved_step: _builtins.int = ...,
+        snapshot_stall_s: _builtins.float = ...,
+        snapshot_error: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["process", b"process"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["phase", b"phase", "process", b"process", "step", b"step", "total_steps", b"total_steps", "weight_version", b"weight_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["phase", b"phase", "process", b"process", "saved_step", b"saved_step", "snapshot_error", b"snapshot_error", "snapshot_stall_s", b"snapshot_stall_s", "step", b"step", "total_steps", b"total_steps", "weight_version", b"weight_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -183,6 +203,45 @@ class WatchStepsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WatchStepsResponse: _TypeAlias = WatchStepsResponse  # noqa: Y015
+
+@_typing.final
+class RequestSnapshotRequest(_message.Message):
+    """Asks for a snapshot."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RequestSnapshotRequest: _TypeAlias = RequestSnapshotRequest  # noqa: Y015
+
+@_typing.final
+class RequestSnapshotResponse(_message.Message):
+    """It will be made."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEP_FIELD_NUMBER: _builtins.int
+    step: _builtins.int
+    """The step whose end it is made at."""
+    def __init__(
+        self,
+        *,
+        step: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RequestSnapshotResponse: _TypeAlias = RequestSnapshotResponse  # noqa: Y015
 
 @_typing.final
 class GetWeightsRequest(_message.Message):

@@ -49,6 +49,11 @@ class TrainerServiceStub:
                 request_serializer=headrace_dot_v1_dot_trainer__pb2.WatchStepsRequest.SerializeToString,
                 response_deserializer=headrace_dot_v1_dot_trainer__pb2.WatchStepsResponse.FromString,
                 _registered_method=True)
+        self.RequestSnapshot = channel.unary_unary(
+                '/headrace.v1.TrainerService/RequestSnapshot',
+                request_serializer=headrace_dot_v1_dot_trainer__pb2.RequestSnapshotRequest.SerializeToString,
+                response_deserializer=headrace_dot_v1_dot_trainer__pb2.RequestSnapshotResponse.FromString,
+                _registered_method=True)
         self.GetWeights = channel.unary_stream(
                 '/headrace.v1.TrainerService/GetWeights',
                 request_serializer=headrace_dot_v1_dot_trainer__pb2.GetWeightsRequest.SerializeToString,
@@ -74,6 +79,18 @@ class TrainerServiceServicer:
     def WatchSteps(self, request, context):
         """Streams the metrics of each step, from `after_step` on, as they come.
         Changes nothing. The stream ends when training ends.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RequestSnapshot(self, request, context):
+        """Asks for a snapshot at the end of the current step. Safe to repeat: one
+        snapshot is made of a step.
+
+        Errors:
+        - FAILED_PRECONDITION, reason SNAPSHOT_FAILED: the run makes no checkpoints: it
+        has no coordinator.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -107,6 +124,11 @@ def add_TrainerServiceServicer_to_server(servicer, server):
                     servicer.WatchSteps,
                     request_deserializer=headrace_dot_v1_dot_trainer__pb2.WatchStepsRequest.FromString,
                     response_serializer=headrace_dot_v1_dot_trainer__pb2.WatchStepsResponse.SerializeToString,
+            ),
+            'RequestSnapshot': grpc.unary_unary_rpc_method_handler(
+                    servicer.RequestSnapshot,
+                    request_deserializer=headrace_dot_v1_dot_trainer__pb2.RequestSnapshotRequest.FromString,
+                    response_serializer=headrace_dot_v1_dot_trainer__pb2.RequestSnapshotResponse.SerializeToString,
             ),
             'GetWeights': grpc.unary_stream_rpc_method_handler(
                     servicer.GetWeights,
@@ -173,6 +195,33 @@ class TrainerService:
             '/headrace.v1.TrainerService/WatchSteps',
             headrace_dot_v1_dot_trainer__pb2.WatchStepsRequest.SerializeToString,
             headrace_dot_v1_dot_trainer__pb2.WatchStepsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RequestSnapshot(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.v1.TrainerService/RequestSnapshot',
+            headrace_dot_v1_dot_trainer__pb2.RequestSnapshotRequest.SerializeToString,
+            headrace_dot_v1_dot_trainer__pb2.RequestSnapshotResponse.FromString,
             options,
             channel_credentials,
             insecure,

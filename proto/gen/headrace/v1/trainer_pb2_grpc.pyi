@@ -44,6 +44,14 @@ class TrainerServiceStub:
     """Streams the metrics of each step, from `after_step` on, as they come.
     Changes nothing. The stream ends when training ends.
     """
+    RequestSnapshot: _grpc.UnaryUnaryMultiCallable[_trainer_pb2.RequestSnapshotRequest, _trainer_pb2.RequestSnapshotResponse]
+    """Asks for a snapshot at the end of the current step. Safe to repeat: one
+    snapshot is made of a step.
+
+    Errors:
+    - FAILED_PRECONDITION, reason SNAPSHOT_FAILED: the run makes no checkpoints: it
+      has no coordinator.
+    """
     GetWeights: _grpc.UnaryStreamMultiCallable[_trainer_pb2.GetWeightsRequest, _trainer_pb2.GetWeightsResponse]
     """Streams one file of a weight version, from `offset_bytes` to its end, in
     chunks of at most 1 MiB. Changes nothing. A reader asks for `manifest.json`
@@ -72,6 +80,14 @@ class TrainerServiceAsyncStub(TrainerServiceStub):
     WatchSteps: _aio.UnaryStreamMultiCallable[_trainer_pb2.WatchStepsRequest, _trainer_pb2.WatchStepsResponse]  # type: ignore[assignment]
     """Streams the metrics of each step, from `after_step` on, as they come.
     Changes nothing. The stream ends when training ends.
+    """
+    RequestSnapshot: _aio.UnaryUnaryMultiCallable[_trainer_pb2.RequestSnapshotRequest, _trainer_pb2.RequestSnapshotResponse]  # type: ignore[assignment]
+    """Asks for a snapshot at the end of the current step. Safe to repeat: one
+    snapshot is made of a step.
+
+    Errors:
+    - FAILED_PRECONDITION, reason SNAPSHOT_FAILED: the run makes no checkpoints: it
+      has no coordinator.
     """
     GetWeights: _aio.UnaryStreamMultiCallable[_trainer_pb2.GetWeightsRequest, _trainer_pb2.GetWeightsResponse]  # type: ignore[assignment]
     """Streams one file of a weight version, from `offset_bytes` to its end, in
@@ -110,6 +126,20 @@ class TrainerServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_trainer_pb2.WatchStepsResponse], _abc.AsyncIterator[_trainer_pb2.WatchStepsResponse]]:
         """Streams the metrics of each step, from `after_step` on, as they come.
         Changes nothing. The stream ends when training ends.
+        """
+
+    @_abc_1.abstractmethod
+    def RequestSnapshot(
+        self,
+        request: _trainer_pb2.RequestSnapshotRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_trainer_pb2.RequestSnapshotResponse, _abc.Awaitable[_trainer_pb2.RequestSnapshotResponse]]:
+        """Asks for a snapshot at the end of the current step. Safe to repeat: one
+        snapshot is made of a step.
+
+        Errors:
+        - FAILED_PRECONDITION, reason SNAPSHOT_FAILED: the run makes no checkpoints: it
+          has no coordinator.
         """
 
     @_abc_1.abstractmethod
