@@ -30,6 +30,10 @@ UNWELCOME: Final = (TokenRefusedError, ProtocolMismatchError, WrongRunError)
 LONGEST_DETAIL: Final = 300
 """Characters of a failure's detail that are shown."""
 
+ENDED_WHILE_SENDING: Final = "Internal error from Core"
+"""What gRPC says, as INTERNAL, of a stream that the server ended while the caller still sent: how it
+ended is lost. Another try learns it."""
+
 _LEAD: Final = re.compile(r"^.*\blast error: (?:[A-Z_]+: )?", re.DOTALL)
 """What gRPC puts before the cause."""
 
@@ -65,6 +69,8 @@ def is_worth_repeating(call: grpc.RpcError) -> bool:
     """
     if _code(call) in REPEATED:
         return _handshake(call) is None
+    if _code(call) is grpc.StatusCode.INTERNAL and _details(call) == ENDED_WHILE_SENDING:
+        return True
     return isinstance(error_from(call), WriterFencedError)
 
 
