@@ -1,0 +1,1 @@
+"""Checkpoints of the whole run: made by a coordinator that has no state of its own."""
