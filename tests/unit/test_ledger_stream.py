@@ -27,7 +27,7 @@ def stream(*, total_steps: int = 100, window_size: int = 12) -> World:
 
 
 def end(world: World, ordinal_count: int) -> None:
-    feeding.end_feed(world.ledger, ordinal_count=ordinal_count)
+    feeding.end_feed(world.ledger, world.settings, ordinal_count=ordinal_count)
 
 
 def steps(world: World) -> int:
@@ -130,7 +130,7 @@ def test_a_feed_that_is_not_open_cannot_end() -> None:
     ledger = Ledger(journal_pb2.RunOpened(run_id="r", lineage="l", n=1, train_batch_size=4))
 
     with pytest.raises(FeedNotOpenError):
-        feeding.end_feed(ledger, ordinal_count=0)
+        feeding.end_feed(ledger, settings(), ordinal_count=0)
 
 
 def test_an_end_after_the_last_whole_step_ends_the_run_even_between_its_parts() -> None:

@@ -113,8 +113,7 @@ def _group(ledger: Ledger, settings: LedgerSettings, group: Group) -> list[str]:
         )
     if (group.state == RUNNING) != bool(group.worker_id):
         found.append(f"{group.uid} is {state_name(group.state)} and held by {group.worker_id!r}")
-    if group.state in (PENDING, RUNNING, FINISHED) and is_stale(
-        group.base, ledger.current_step, settings
-    ):
+    past = is_stale(group.base, ledger.current_step, settings) and not ledger.is_resuming
+    if group.state in (PENDING, RUNNING, FINISHED) and past:
         found.append(f"{group.uid} is {state_name(group.state)} and past the threshold")
     return found

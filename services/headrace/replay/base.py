@@ -10,14 +10,20 @@ from collections import Counter
 
 from headrace.replay.events import SCHEMA_VERSION
 from headrace.replay.group import DROPPED, SETTLED, TRAINED, Group
+from headrace.replay.groups import GroupTable
 from headrace.replay.ledger import Ledger
 from headrace.replay.progress import CommitMemo, Feed, OpenStep
 from headrace.v1 import journal_pb2 as journal
 
 
-def to_base(ledger: Ledger, *, keep_settled: int) -> journal.LedgerBase:
-    """Shape the ledger, of the settled groups only the last `keep_settled`, which it then knows."""
-    ledger.groups.forget_settled(keep_settled)
+def to_base(
+    ledger: Ledger, *, keep_settled: int, keep_uncovered: bool = False
+) -> journal.LedgerBase:
+    """Shape the ledger, of the settled groups only the last `keep_settled`, which it then knows.
+
+    With `keep_uncovered` those that a rollback may make live again stay, too.
+    """
+    ledger.groups.forget_settled(keep_settled, keep_uncovered=keep_uncovered)
     table, circuit = ledger.groups, ledger.circuit
     remembered: Counter[int] = Counter(g.drop_reason for g in table if g.state == DROPPED)
     base = journal.LedgerBase(
@@ -25,7 +31,7 @@ def to_base(ledger: Ledger, *, keep_settled: int) -> journal.LedgerBase:
         position=ledger.position,
         run_opened=journal.RunOpened(
             run_id=ledger.run_id,
-            lineage=ledger.lineage,
+            lineage=ledger.lineages[0].id,
             n=ledger.n,
             train_batch_size=ledger.batch_size,
             basis=ledger.basis,
@@ -70,7 +76,12 @@ def to_base(ledger: Ledger, *, keep_settled: int) -> journal.LedgerBase:
         ended_by=ledger.ended_by,
         paused=ledger.paused,
         hand_fed=ledger.hand_fed,
-        groups=map(_to_stored, table.in_order_of_settling()),
+        lineages=ledger.lineages,
+        resume=ledger.resume,
+        snapshot=ledger.snapshot,
+        saved_step=ledger.saved_step,
+        oldest_step=table.covered_step,
+        groups=[_to_stored(table, group) for group in table.in_order_of_settling()],
         forgotten_trained=table.forgotten[TRAINED],
         forgotten_dropped={
             int(reason): count - remembered[reason]
@@ -107,7 +118,8 @@ def from_base(base: journal.LedgerBase) -> Ledger:
     ledger.former_trainers = set(base.former_trainers)
     for weights in base.weights:
         ledger.weights[weights.id.lineage, weights.id.version] = weights
-        ledger.latest_weights = weights
+        if weights.id.lineage == _current(base):
+            ledger.latest_weights = weights
     ledger.store_incarnation = base.store.store_incarnation
     ledger.store_capacity = base.store.capacity_bytes
     ledger.credit = base.credit
@@ -117,11 +129,21 @@ def from_base(base: journal.LedgerBase) -> Ledger:
     ledger.ended_by = base.ended_by
     ledger.filtered_in_step = base.filtered_in_step
     ledger.regenerated = Counter(dict(base.regenerated))
+    if base.lineages:
+        ledger.lineages = list(base.lineages)
+    ledger.resume = base.resume if base.HasField("resume") else None
+    ledger.snapshot = base.snapshot if base.HasField("snapshot") else None
+    ledger.saved_step = base.saved_step
+    ledger.groups.cover(base.oldest_step)
     _restore_circuit(ledger, base)
     ledger.groups.recall_forgotten(base.forgotten_trained, base.forgotten_dropped)
     for stored in base.groups:
         ledger.groups.add(_from_stored(stored))
     return ledger
+
+
+def _current(base: journal.LedgerBase) -> str:
+    return base.lineages[-1].id if base.lineages else base.run_opened.lineage
 
 
 def _restore_circuit(ledger: Ledger, base: journal.LedgerBase) -> None:
@@ -139,9 +161,9 @@ def _copied(fed: journal.HandFed) -> journal.HandFed:
     return journal.HandFed(call=fed.call, count=fed.count)
 
 
-def _to_stored(group: Group) -> journal.StoredGroup:
+def _to_stored(table: GroupTable, group: Group) -> journal.StoredGroup:
     seen = group.to_proto()
-    if group.state in SETTLED:
+    if group.state in SETTLED and not table.is_uncovered(group):
         # Their rows are gone; the journal tells what they were, as far back as it goes.
         seen.ClearField("sessions")
     return journal.StoredGroup(

@@ -55,6 +55,13 @@ class ReplayBuffer:
         self.stopping = stopping
         self.store_held_bytes = 0
         """What the store last said it holds."""
+        self.journal_reader = asyncio.Lock()
+        """Held by whoever reads the journal as a restart would: compaction, or a cut."""
+        self.cut_keeps_settled = 0
+        """Settled groups that a cut holds one by one, beside those that a rollback may need."""
+        self.phase_times: dict[str, float] = {}
+        """When the phases of the resume `phases_of` began, Unix seconds; for people."""
+        self.phases_of = ""
         self.peers = Peers()
         """Where the others listen."""
         self._observe = observe

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from headrace.config.services import JournalConfig
+from headrace.config.config import Config
 from headrace.replay.base import to_base
 from headrace.replay.buffer import ReplayBuffer
 from headrace.replay.journal.base import Journal
@@ -27,11 +27,19 @@ class CompactionSettings:
     """Settled groups that are remembered one by one."""
     keep_events: int
     """Events before the base that stay readable."""
+    keep_uncovered: bool = False
+    """Whether groups that a rollback may make live again are remembered, too."""
 
     @classmethod
-    def from_config(cls, config: JournalConfig) -> CompactionSettings:
+    def from_config(cls, config: Config) -> CompactionSettings:
         """Take the compactor's part of the configuration."""
-        return cls(config.compact_every, config.keep_settled, config.keep_events)
+        journal = config.journal
+        return cls(
+            journal.compact_every,
+            journal.keep_settled,
+            journal.keep_events,
+            keep_uncovered=config.trainer.save_freq > 0,
+        )
 
 
 class Compactor:
@@ -46,10 +54,10 @@ class Compactor:
 
     @property
     def is_due(self) -> bool:
-        """Whether enough has happened since the last base."""
+        """Whether enough has happened since the last base; never while a cut is to be written."""
         base = self._journal.base
         since = self._buffer.committer.position - (base.position if base else 0)
-        return since >= self._settings.every_events
+        return since >= self._settings.every_events and self._buffer.ledger.snapshot is None
 
     async def compact(self) -> int:
         """Write a base at the last durable position; returns that position.
@@ -59,11 +67,19 @@ class Compactor:
 
         """
         position = self._buffer.committer.position
-        await asyncio.to_thread(self._write_base, position)
-        self._buffer.ledger.groups.forget_settled(self._settings.keep_settled)
+        async with self._buffer.journal_reader:
+            await asyncio.to_thread(self._write_base, position)
+        self._buffer.ledger.groups.forget_settled(
+            self._settings.keep_settled, keep_uncovered=self._settings.keep_uncovered
+        )
         return position
 
     def _write_base(self, position: int) -> None:
         ledger = load_until(self._journal, position)
-        self._journal.write_base(to_base(ledger, keep_settled=self._settings.keep_settled))
+        base = to_base(
+            ledger,
+            keep_settled=self._settings.keep_settled,
+            keep_uncovered=self._settings.keep_uncovered,
+        )
+        self._journal.write_base(base)
         self._journal.trim(position - self._settings.keep_events)

@@ -14,7 +14,12 @@ from headrace.v1 import journal_pb2 as journal
 from headrace.v1 import prompt_pb2, replay_pb2
 
 
-def drop_stale(ledger: Ledger, settings: LedgerSettings, step: int) -> list[str]:
+def drop_stale(
+    ledger: Ledger,
+    settings: LedgerSettings,
+    step: int,
+    reason: prompt_pb2.DropReason.ValueType = prompt_pb2.DROP_REASON_STALE,
+) -> list[str]:
     """Drop every group past T at the step, in time proportional to what is dropped.
 
     A PENDING group under `basis: generated` loses its old sessions instead: the prompt itself
@@ -46,7 +51,7 @@ def drop_stale(ledger: Ledger, settings: LedgerSettings, step: int) -> list[str]
         doomed += aged
     dropped = drop(
         ledger,
-        prompt_pb2.DROP_REASON_STALE,
+        reason,
         doomed,
         step=step,
         spans=[span(group.base, step) for group in doomed],
@@ -96,10 +101,3 @@ def drop_filtered(ledger: Ledger, settings: LedgerSettings, finished: Sequence[G
                 "rewards (algorithm.filter_groups.max_filtered_groups)",
             )
         )
-
-
-def end_run(ledger: Ledger, cause: str) -> None:
-    """End the run: what is live becomes surplus."""
-    left = [*ledger.groups.live(), *ledger.groups.sampled.values()]
-    drop(ledger, prompt_pb2.DROP_REASON_SURPLUS, left, step=ledger.current_step)
-    ledger.emit(journal.RunEnded(cause=cause))

@@ -37,6 +37,13 @@ Event: TypeAlias = (
     | journal.RunPaused
     | journal.RunResumed
     | journal.RunEnded
+    | journal.SnapshotBegun
+    | journal.SnapshotEnded
+    | journal.ResumeBegun
+    | journal.ResumeAdvanced
+    | journal.LedgerRestored
+    | journal.LineageOpened
+    | journal.RowsLost
 )
 
 _FIELD_OF_TYPE = {
@@ -69,7 +76,9 @@ def uids_of(record: journal.JournalRecord) -> Sequence[str]:
         return [ended.lease.uid for ended in event.leases]
     if isinstance(event, journal.SessionsCompleted):
         return list(dict.fromkeys(session.lease.uid for session in event.sessions))
-    return list(getattr(event, "uids", ()))
+    if isinstance(event, journal.LineageOpened):
+        return [group.uid for group in event.groups]
+    return list(dict.fromkeys(getattr(event, "uids", ())))
 
 
 def to_ledger_event(
@@ -81,6 +90,8 @@ def to_ledger_event(
     if isinstance(event, journal.PromptsRegistered | journal.RowsRegistered):
         for prompt in event.prompts:
             prompt.ClearField("payload")
+    if isinstance(event, journal.LedgerRestored):
+        event.ClearField("base")
     if only_uid is not None:
         _keep_only(event, only_uid)
     return prompt_pb2.LedgerEvent(
@@ -115,6 +126,14 @@ def _keep_only(event: object, uid: str) -> None:
         sessions = [session for session in event.sessions if session.lease.uid == uid]
         del event.sessions[:]
         event.sessions.extend(sessions)
+    elif isinstance(event, journal.LineageOpened):
+        groups = [group for group in event.groups if group.uid == uid]
+        del event.groups[:]
+        event.groups.extend(groups)
+    elif isinstance(event, journal.RowsLost):
+        lost = [s for u, s in zip(event.uids, event.sessions, strict=True) if u == uid]
+        del event.uids[:], event.sessions[:]
+        event.sessions.extend(lost)
     elif isinstance(event, journal.GroupsDropped):
         spans = [s for u, s in zip(event.uids, event.spans, strict=False) if u == uid]
         del event.uids[:], event.spans[:]

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from headrace.errors import DataChangedError, FeedGapError, FeedNotOpenError, InvalidFieldError
 from headrace.replay import circuit
-from headrace.replay.dropping import end_run
+from headrace.replay.ending import at_end, end_run
 from headrace.replay.ledger import Ledger
 from headrace.replay.settings import LedgerSettings
-from headrace.v1 import feeder_pb2, prompt_pb2, replay_pb2
+from headrace.v1 import feeder_pb2, prompt_pb2, replay_pb2, resume_pb2
 from headrace.v1 import journal_pb2 as journal
 
 MAX_PROMPTS_PER_CALL = 4096
@@ -53,7 +53,7 @@ def open_feed(
     )
 
 
-def end_feed(ledger: Ledger, *, ordinal_count: int) -> None:
+def end_feed(ledger: Ledger, settings: LedgerSettings, *, ordinal_count: int) -> None:
     """Note where a feed of unknown length ends; the same again changes nothing.
 
     The steps become those that can still be filled, by the feed and what came in by hand. A run
@@ -82,17 +82,21 @@ def end_feed(ledger: Ledger, *, ordinal_count: int) -> None:
             fingerprint=feed.fingerprint,
         )
     )
-    if ledger.committed_step >= ledger.feed.total_steps and not ledger.ended_by:
+    if at_end(ledger) and not settings.saves and not ledger.ended_by:
         end_run(ledger, "data_ended")
 
 
 def demand(ledger: Ledger, settings: LedgerSettings) -> int:
     """How many prompts are wanted now; none while paused, with an open circuit, or at the end.
 
+    While a run is being resumed nothing is wanted before WARMUP.
+
     If nothing is left that a probe could be made with - it was tried in vain, or has grown too old
     - the open circuit lets in one prompt, or no success could ever close it.
     """
     if ledger.ended_by or ledger.paused or not ledger.feed.total_steps:
+        return 0
+    if ledger.resume and ledger.resume.phase < resume_pb2.RESUME_PHASE_WARMUP:
         return 0
     wanted = ledger.window(settings.window_size).demand
     if ledger.circuit.is_open:

@@ -26,7 +26,7 @@ class Group:
     uid: str
     ordinal: int
     payload: feeder_pb2.PromptPayload | None
-    """The prompt; None once settled."""
+    """The prompt; None once settled, unless a rollback may make the group live again."""
     state: prompt_pb2.PromptState.ValueType
     fed_step: int
     """The current step when it was registered."""

@@ -5,7 +5,7 @@ Knows states and orders, not the rules that move groups.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -44,8 +44,12 @@ class GroupTable:
     def __init__(self, n: int) -> None:
         self._n = n
         self._by_uid: dict[str, Group] = {}
-        self._settled: deque[str] = deque()
+        self._settled: dict[str, None] = {}
         """Settled groups that are remembered, in the order of settling."""
+        self.covered_step = 0
+        """What was trained up to this step cannot be rolled back any more."""
+        self._uncovered: dict[int, dict[str, Group]] = {}
+        """Groups that can, by the step that trained them. They keep prompt and sessions."""
         self.by_ordinal: SortedDict = SortedDict()
         """Remembered groups by ordinal."""
         self.forgotten: Counter[int] = Counter()
@@ -104,11 +108,30 @@ class GroupTable:
         self.by_ordinal[group.ordinal] = group
         self._insert(group)
 
-    def forget_settled(self, keep: int) -> None:
-        """Forget all but the last `keep` settled groups."""
+    def trained_after(self, step: int) -> list[Group]:
+        """Groups trained after a step, as far as they are remembered, in order of training."""
+        later = sorted(number for number in self._uncovered if number > step)
+        return [group for number in later for group in self._uncovered[number].values()]
+
+    def cover(self, step: int) -> None:
+        """Let go of the prompts of what was trained up to a step: no rollback comes there."""
+        self.covered_step = max(self.covered_step, step)
+        for number in [number for number in self._uncovered if number <= step]:
+            for group in self._uncovered.pop(number).values():
+                group.payload = None
+
+    def is_uncovered(self, group: Group) -> bool:
+        """Whether a rollback may make it live again."""
+        return group.state == TRAINED and group.step > self.covered_step
+
+    def forget_settled(self, keep: int, *, keep_uncovered: bool = False) -> None:
+        """Forget all but the last `keep` settled groups, and what settled since an uncovered one."""
         while len(self._settled) > keep:
-            group = self._by_uid.pop(self._settled.popleft())
-            del self.by_ordinal[group.ordinal]
+            group = self._by_uid[next(iter(self._settled))]
+            if keep_uncovered and self.is_uncovered(group):
+                return
+            self._remove_settled(group)
+            del self._by_uid[group.uid], self.by_ordinal[group.ordinal]
             self.forgotten[group.state] += 1
 
     def recall_forgotten(self, trained: int, dropped: Mapping[int, int]) -> None:
@@ -155,8 +178,11 @@ class GroupTable:
             self.leases[group.worker_id] += 1
             self.running_missing += self._n - len(group.sessions)
         if group.state in SETTLED:
-            self._settled.append(group.uid)
-            group.payload = None
+            self._settled[group.uid] = None
+            if self.is_uncovered(group):
+                self._uncovered.setdefault(group.step, {})[group.uid] = group
+            else:
+                group.payload = None
         else:
             self.held_bytes += group.held_bytes
 
@@ -175,8 +201,18 @@ class GroupTable:
             if not self.leases[group.worker_id]:
                 del self.leases[group.worker_id]
             self.running_missing -= self._n - len(group.sessions)
-        if group.state in LIVE:
+        if group.state in SETTLED:
+            self._remove_settled(group)
+        else:
             self.held_bytes -= group.held_bytes
+
+    def _remove_settled(self, group: Group) -> None:
+        del self._settled[group.uid]
+        if self.is_uncovered(group):
+            of_step = self._uncovered[group.step]
+            del of_step[group.uid]
+            if not of_step:
+                del self._uncovered[group.step]
 
     def to_counts(self) -> prompt_pb2.StateCounts:
         """Shape the counts for the wire."""

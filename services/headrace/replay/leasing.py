@@ -12,6 +12,7 @@ from headrace.replay import circuit
 from headrace.replay.dropping import drop_filtered
 from headrace.replay.group import FINISHED, RUNNING, SAMPLED, TRAINED, Group
 from headrace.replay.ledger import Ledger
+from headrace.replay.progress import being_resumed
 from headrace.replay.settings import LedgerSettings
 from headrace.replay.staleness import oldest_usable_version
 from headrace.v1 import journal_pb2 as journal
@@ -39,12 +40,14 @@ class Allowance:
 def check_weights(ledger: Ledger, weights: prompt_pb2.WeightsId, checksum: str) -> None:
     """Accept only weights that were published on this time line, byte for byte.
 
+    Those of an ancestor count up to its fork; later ones the ledger has forgotten.
+
     Raises:
         WeightsUnknownError: otherwise; the metadata names the newest.
 
     """
     known = ledger.weights.get((weights.lineage, weights.version))
-    if known is not None and known.checksum == checksum and weights.lineage == ledger.lineage:
+    if known is not None and known.checksum == checksum:
         return
     latest = ledger.latest_weights
     raise WeightsUnknownError(
@@ -68,6 +71,8 @@ def allowance(
     `store_held_bytes` is what the store last said it holds, which may be more than the ledger
     knows of: rows that are not swept yet.
     """
+    if ledger.resume and ledger.is_resuming:
+        return Allowance(0, being_resumed(ledger.resume))
     if ledger.paused:
         return Allowance(0, "the run is paused (ResumeRun lets it go on)")
     probes = circuit.may_lease(ledger, worker_id)

@@ -17,14 +17,13 @@ The balance rule: fed = pending + running + finished + failed + sampled + traine
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 
+from headrace.replay import circuit_events, timeline_events
 from headrace.replay.events import Event, name_of, to_record
 from headrace.replay.group import (
     DROPPED,
     FAILED,
     FINISHED,
-    LIVE,
     PENDING,
     RUNNING,
     SAMPLED,
@@ -35,8 +34,9 @@ from headrace.replay.groups import GroupTable
 from headrace.replay.progress import Circuit, CommitMemo, Feed, OpenStep
 from headrace.replay.window import Window
 from headrace.v1 import journal_pb2 as journal
-from headrace.v1 import prompt_pb2, replay_pb2
+from headrace.v1 import prompt_pb2, replay_pb2, resume_pb2
 
+OPEN = resume_pb2.RESUME_PHASE_OPEN
 HAND_FED_ORDINAL = 2**40
 """Ordinals of rows that came in by hand begin here, beyond every feed."""
 
@@ -46,7 +46,8 @@ class Ledger:
 
     def __init__(self, opened: journal.RunOpened) -> None:
         self.run_id = opened.run_id
-        self.lineage = opened.lineage
+        self.lineages = [resume_pb2.Lineage(id=opened.lineage)]
+        """The time lines up to the current one, oldest first."""
         self.n = opened.n
         self.batch_size = opened.train_batch_size
         self.basis = opened.basis
@@ -74,6 +75,12 @@ class Ledger:
         self.filtered_in_step = 0
         self.regenerated: Counter[str] = Counter()
         self.ended_by = ""
+        self.resume: resume_pb2.ResumeState | None = None
+        """The resume under way, or the last one."""
+        self.snapshot: resume_pb2.SnapshotState | None = None
+        """The snapshot under way."""
+        self.saved_step = 0
+        """The step of the newest checkpoint of this time line; 0 = there is none."""
         self._outbox: list[journal.JournalRecord] = []
         self.emit(opened)
 
@@ -97,9 +104,29 @@ class Ledger:
             raise ValueError(msg)
         self.position = record.position
         name = name_of(record)
-        getattr(self, f"_on_{name}")(getattr(record, name))
+        event = getattr(record, name)
+        elsewhere = circuit_events.HANDLERS.get(name) or timeline_events.HANDLERS.get(name)
+        if elsewhere:
+            elsewhere(self, event)
+        else:
+            getattr(self, f"_on_{name}")(event)
 
     # -- derived -----------------------------------------------------------------------------
+
+    @property
+    def lineage(self) -> str:
+        """The current time line."""
+        return self.lineages[-1].id
+
+    @property
+    def is_resuming(self) -> bool:
+        """Whether a resume holds leasing and sampling back."""
+        return self.resume is not None and self.resume.phase != OPEN
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether there is nothing to go on from: no trainer has ever published weights."""
+        return not self.weights and self.resume is None and not self.committed_step
 
     @property
     def current_step(self) -> int:
@@ -135,7 +162,8 @@ class Ledger:
 
     # -- the changes, one per event -------------------------------------------------------------
 
-    def _touch(self, group: Group) -> None:
+    def touch(self, group: Group) -> None:
+        """Note that the current event concerns the group."""
         group.history.append(self.position)
 
     def _on_run_opened(self, event: journal.RunOpened) -> None:
@@ -152,6 +180,8 @@ class Ledger:
         self.cursor += len(event.prompts)
         self.source_state = event.source_state
         self.credit = max(0, self.credit - max(0, wanted - event.own_demand))
+        if self.resume and self.is_resuming:
+            self.resume.topped_up_count += wanted
         if self.circuit.is_open:
             self.circuit.fed_count += wanted
 
@@ -174,7 +204,7 @@ class Ledger:
             base=self.current_step if self.basis == "fed" and not dropped else 0,
         )
         self.groups.add(group)
-        self._touch(group)
+        self.touch(group)
 
     def _on_prompts_leased(self, event: journal.PromptsLeased) -> None:
         for lease in event.leases:
@@ -185,18 +215,18 @@ class Ledger:
                 if self.basis != "fed":
                     made_now = event.weights.version + 1
                     group.base = min(group.base, made_now) if group.base else made_now
-                self._touch(group)
+                self.touch(group)
 
     def _on_leases_ended(self, event: journal.LeasesEnded) -> None:
         for ended in event.leases:
             with self.groups.changing(self.groups[ended.lease.uid]) as group:
-                self._to_pending(group)
+                self.to_pending(group)
                 if ended.end == replay_pb2.LEASE_END_EXPIRED:
                     group.expiries += 1
                 elif ended.end == replay_pb2.LEASE_END_FAILED:
                     group.failures += event.worker_id not in self.circuit.ejected
                     group.last_error = ended.error
-                self._touch(group)
+                self.touch(group)
             if ended.end == replay_pb2.LEASE_END_FAILED:
                 streak = self.circuit.streaks.setdefault(event.worker_id, Counter())
                 streak[ended.lease.uid] += 1
@@ -214,21 +244,21 @@ class Ledger:
                 if len(group.sessions) == self.n:
                     group.state = FINISHED
                     group.worker_id = ""
-                    group.base = self._base_of(group)
-                self._touch(group)
+                    group.base = self.base_of(group)
+                self.touch(group)
         if self.circuit.is_open:
             return  # Its closing says who is to blame.
         streak = self.circuit.streaks.pop(event.worker_id, None)
         if event.worker_id in self.circuit.ejected:
             # It can do other prompts after all: once more, those it failed at are to blame.
             self.circuit.ejected.discard(event.worker_id)
-            self._blame(streak or ())
+            circuit_events.blame(self, streak or ())
 
     def _on_sessions_forgotten(self, event: journal.SessionsForgotten) -> None:
         for uid in event.uids:
             with self.groups.changing(self.groups[uid]) as group:
-                self._forget_sessions(group)
-                self._touch(group)
+                self.forget_sessions(group)
+                self.touch(group)
 
     def _on_groups_dropped(self, event: journal.GroupsDropped) -> None:
         for uid in event.uids:
@@ -238,9 +268,11 @@ class Ledger:
                 group.state = DROPPED
                 group.drop_reason = event.reason
                 group.worker_id = ""
-                self._touch(group)
+                self.touch(group)
         if event.reason == prompt_pb2.DROP_REASON_FILTERED:
             self.filtered_in_step += len(event.uids)
+        if event.reason == prompt_pb2.DROP_REASON_STALE_AT_RESTORE and self.resume:
+            self.resume.dropped_count += len(event.uids)
         if (
             event.reason == prompt_pb2.DROP_REASON_STALE
             and self.position == self.last_commit.position + 1
@@ -251,23 +283,24 @@ class Ledger:
         for uid in event.uids:
             with self.groups.changing(self.groups[uid]) as group:
                 group.state = FAILED
-                self._touch(group)
+                self.touch(group)
 
     def _on_trainer_registered(self, event: journal.TrainerRegistered) -> None:
         if self.trainer_id:
             self.former_trainers.add(self.trainer_id)
         self.trainer_id = event.trainer_id
         self.trainer_incarnation = event.incarnation
+        self.snapshot = None
         self.open_step = None
         for sampled in list(self.groups.sampled.values()):
             with self.groups.changing(sampled) as group:
                 group.step = 0
                 group.state = FINISHED
                 if group.store_incarnation != self.store_incarnation:
-                    self._to_pending(group)
-                    self._forget_sessions(group)
+                    self.to_pending(group)
+                    self.forget_sessions(group)
                     self.regenerated["store_lost"] += 1
-                self._touch(group)
+                self.touch(group)
 
     def _on_weights_published(self, event: journal.WeightsPublished) -> None:
         weights = prompt_pb2.PublishedWeights()
@@ -286,7 +319,7 @@ class Ledger:
             with self.groups.changing(self.groups[uid]) as group:
                 group.state = SAMPLED
                 group.step = event.step
-                self._touch(group)
+                self.touch(group)
 
     def _on_groups_returned(self, event: journal.GroupsReturned) -> None:
         for uid in event.uids:
@@ -294,9 +327,9 @@ class Ledger:
             with self.groups.changing(self.groups[uid]) as group:
                 group.step = 0
                 group.last_error = event.error
-                self._to_pending(group)
-                self._forget_sessions(group)
-                self._touch(group)
+                self.to_pending(group)
+                self.forget_sessions(group)
+                self.touch(group)
         self.regenerated["store_lost"] += len(event.uids)
 
     def _on_step_committed(self, event: journal.StepCommitted) -> None:
@@ -305,7 +338,7 @@ class Ledger:
             with self.groups.changing(sampled) as group:
                 group.state = TRAINED
                 group.lineage = event.lineage
-                self._touch(group)
+                self.touch(group)
         self.committed_step = event.step
         self.open_step = None
         self.filtered_in_step = 0
@@ -317,57 +350,18 @@ class Ledger:
         self.store_capacity = event.capacity_bytes
         if not changed:
             return
+        self.snapshot = None
         for live in [group for group in self.groups.live() if group.sessions]:
             with self.groups.changing(live) as group:
                 if group.state in (RUNNING, FINISHED):
                     self.regenerated["store_lost"] += 1
-                    self._to_pending(group)
-                self._forget_sessions(group)
-                self._touch(group)
+                    self.to_pending(group)
+                self.forget_sessions(group)
+                self.touch(group)
 
     def _on_credit_added(self, event: journal.CreditAdded) -> None:
         self.credit += event.count
         self.credit_answers[event.request_id] = self.credit
-
-    def _on_circuit_opened(self, event: journal.CircuitOpened) -> None:
-        self.circuit.cause = event.cause
-        self.circuit.error = event.error
-        self.circuit.fed_count = 0
-
-    def _on_worker_ejected(self, event: journal.WorkerEjected) -> None:
-        self.circuit.ejected.add(event.worker_id)
-        for uid, count in self.circuit.streaks.get(event.worker_id, Counter()).items():
-            blamed = self.groups.get(uid)  # None: it settled long ago and was forgotten
-            if blamed and blamed.state in LIVE and blamed.failures:
-                with self.groups.changing(blamed) as group:
-                    group.failures = max(0, group.failures - count)
-                    self._touch(group)
-
-    def _on_circuit_closed(self, event: journal.CircuitClosed) -> None:
-        self.circuit.cause = replay_pb2.CIRCUIT_CAUSE_UNSPECIFIED
-        self.circuit.error = ""
-        self.circuit.streaks.clear()
-        self.circuit.ejected.clear()
-        self.filtered_in_step = 0
-        for live in self.groups.live():
-            forgiven = event.by == "rpc" and live.failures
-            if not forgiven and live.state != FAILED:
-                continue
-            with self.groups.changing(live) as group:
-                if forgiven:
-                    group.failures = 0
-                if group.state == FAILED:
-                    group.state = PENDING
-                self._touch(group)
-        self._blame(event.blamed_uids)
-
-    def _blame(self, uids: Iterable[str]) -> None:
-        for uid in uids:
-            blamed = self.groups.get(uid)
-            if blamed and blamed.state in (PENDING, RUNNING, FAILED):
-                with self.groups.changing(blamed) as group:
-                    group.failures += 1
-                    self._touch(group)
 
     def _on_run_paused(self, event: journal.RunPaused) -> None:
         self.paused = True
@@ -380,19 +374,21 @@ class Ledger:
 
     # -- shared steps --------------------------------------------------------------------------
 
-    def _to_pending(self, group: Group) -> None:
+    def to_pending(self, group: Group) -> None:
+        """Take the group out of whatever hands it is in; its sessions stay."""
         group.state = PENDING
         group.worker_id = ""
         if self.basis != "fed":
-            group.base = self._base_of(group)
+            group.base = self.base_of(group)
 
-    def _forget_sessions(self, group: Group) -> None:
+    def forget_sessions(self, group: Group) -> None:
+        """Have all of the group's sessions generated again."""
         group.sessions.clear()
         if self.basis != "fed" and group.state != RUNNING:
             group.base = 0
 
-    def _base_of(self, group: Group) -> int:
-        """`generated`: the step after the oldest weights that made a token; `fed`: unchanged."""
+    def base_of(self, group: Group) -> int:
+        """Give the step its span counts from. `generated`: the step after the oldest weights that made a token; `fed`: unchanged."""
         if self.basis == "fed":
             return group.base
         versions = [record.min_version for record in group.sessions.values()]

@@ -59,7 +59,7 @@ async def run(config: Config, options: ProcessOptions) -> int:
             process.expose(StateMetrics(buffer, journal).read)
             service.open(buffer, journal)
             process.ready()
-            compactor = Compactor(buffer, journal, CompactionSettings.from_config(config.journal))
+            compactor = Compactor(buffer, journal, CompactionSettings.from_config(config))
             return await _serve(
                 process, buffer, compactor, metrics, audit_every_s=config.ledger.audit_every_s
             )
@@ -112,6 +112,7 @@ def _make_buffer(
         stopping=process.stopping,
         observe=metrics.happened,
     )
+    buffer.cut_keeps_settled = config.journal.keep_settled
     buffer.peers.run_dir = str(config.run.run_dir or "")
     buffer.take_up()
     return buffer

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from headrace.v1 import replay_pb2
+from headrace.v1 import replay_pb2, resume_pb2
 
 
 @dataclass
@@ -72,3 +72,13 @@ class Circuit:
     def streak(self, worker_id: str) -> int:
         """Failures in a row of a worker, on different prompts."""
         return len(self.streaks.get(worker_id, ()))
+
+
+def phase_name(phase: resume_pb2.ResumePhase.ValueType) -> str:
+    """Name a phase of a resume as people do: `WARMUP`."""
+    return resume_pb2.ResumePhase.Name(phase).removeprefix("RESUME_PHASE_")
+
+
+def being_resumed(resume: resume_pb2.ResumeState) -> str:
+    """Say why nothing goes on while a resume is under way."""
+    return f"the run is being resumed from step {resume.step}: {phase_name(resume.phase)}"

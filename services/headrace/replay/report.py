@@ -40,6 +40,14 @@ def status(
         store_reserved_bytes=ledger.groups.held_bytes + reserved_bytes(ledger, settings),
         store_capacity_bytes=ledger.store_capacity,
         paused=ledger.paused,
+        lineages=ledger.lineages,
+        resume=ledger.resume,
+        snapshot=ledger.snapshot,
+        saved_step=ledger.saved_step,
+        store_incarnation=ledger.store_incarnation,
+        data_fingerprint=ledger.feed.fingerprint,
+        trainer_incarnation=ledger.trainer_incarnation,
+        fresh=ledger.is_fresh,
     )
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from headrace.errors import InvalidFieldError
 from headrace.replay.group import LIVE, RUNNING
 from headrace.replay.ledger import Ledger
 from headrace.trajectory.key import TrajectoryKey
 from headrace.v1 import journal_pb2 as journal
+from headrace.v1 import prompt_pb2
 
 
 def register_store(ledger: Ledger, *, incarnation: str, capacity_bytes: int) -> int:
@@ -30,6 +31,36 @@ def register_store(ledger: Ledger, *, incarnation: str, capacity_bytes: int) -> 
         journal.StoreRegistered(store_incarnation=incarnation, capacity_bytes=capacity_bytes)
     )
     return ledger.regenerated["store_lost"] - before
+
+
+def keys_of(uid: str, record: prompt_pb2.SessionRecord) -> Iterator[TrajectoryKey]:
+    """Give the keys of a session's trajectories, in order."""
+    for index in range(record.trajectory_count):
+        yield TrajectoryKey(
+            uid=uid,
+            session=record.session,
+            index=index,
+            lineage=record.lineage,
+            attempt=record.attempt,
+        )
+
+
+def keys_page(ledger: Ledger, *, after_ordinal: int, most: int) -> tuple[list[str], int | None]:
+    """Give the keys that live groups record, by ordinal, about so many at a time.
+
+    Returns:
+        The keys, and the ordinal of the last group looked at; None if there are no more.
+
+    """
+    keys: list[str] = []
+    for ordinal in ledger.groups.by_ordinal.irange(minimum=after_ordinal, inclusive=(False, True)):
+        group = ledger.groups.by_ordinal[ordinal]
+        if group.state in LIVE:
+            records = (group.sessions[session] for session in sorted(group.sessions))
+            keys += [str(key) for record in records for key in keys_of(group.uid, record)]
+        if len(keys) >= most:
+            return keys, ordinal
+    return keys, None
 
 
 def find_dead(ledger: Ledger, keys: Iterable[str]) -> list[str]:

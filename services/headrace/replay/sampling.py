@@ -13,10 +13,11 @@ from headrace.errors import (
     TrainerFencedError,
     WeightsConflictError,
 )
-from headrace.replay.dropping import drop_stale, end_run
-from headrace.replay.group import FAILED, FINISHED, PENDING, RUNNING, Group
+from headrace.replay.dropping import drop_stale
+from headrace.replay.ending import at_end, end_run
+from headrace.replay.group import FINISHED, Group
 from headrace.replay.ledger import Ledger
-from headrace.replay.progress import OpenStep
+from headrace.replay.progress import OpenStep, being_resumed
 from headrace.replay.settings import LedgerSettings
 from headrace.replay.staleness import blocks_sampling
 from headrace.v1 import journal_pb2 as journal
@@ -112,17 +113,17 @@ def sample(
         return Sample(replay_pb2.SAMPLE_STATUS_DATA_ENDED)
     if not ledger.feed.total_steps:
         return Sample(replay_pb2.SAMPLE_STATUS_WAITING, blocked_by="the feeder to open the feed")
+    if ledger.resume and ledger.is_resuming:
+        return Sample(replay_pb2.SAMPLE_STATUS_WAITING, blocked_by=being_resumed(ledger.resume))
+    if ledger.open_step is None and step == ledger.current_step and at_end(ledger):
+        return _at_end(ledger, settings)
     opened = _open(ledger, step=step, part=part, part_count=part_count)
     need = opened.quota - len(opened.parts[part])
     if not need:
         return Sample(replay_pb2.SAMPLE_STATUS_READY, _groups(ledger, opened.parts[part]))
+    if at_end(ledger):
+        return _at_end(ledger, settings)
     counts = ledger.groups.counts
-    in_flight = counts[PENDING] + counts[RUNNING]
-    if ledger.circuit.is_open:
-        in_flight += counts[FAILED]
-    if ledger.feed_is_over and counts[FINISHED] + in_flight < need:
-        end_run(ledger, "data_ended")
-        return Sample(replay_pb2.SAMPLE_STATUS_DATA_ENDED)
     if counts[FINISHED] < need:
         blocked_by = f"{need - counts[FINISHED]} more finished groups of the {need} this part needs"
         if ledger.circuit.is_open:
@@ -135,6 +136,33 @@ def sample(
     uids = [group.uid for group in islice(ledger.groups.finished, need)]
     ledger.emit(journal.BatchSampled(lineage=ledger.lineage, step=step, part=part, uids=uids))
     return Sample(replay_pb2.SAMPLE_STATUS_READY, _groups(ledger, opened.parts[part]))
+
+
+def _at_end(ledger: Ledger, settings: LedgerSettings) -> Sample:
+    """Say that there is no more; without checkpoints nothing has to be saved, and that is it."""
+    if not settings.saves:
+        end_run(ledger, at_end(ledger))
+    return Sample(replay_pb2.SAMPLE_STATUS_DATA_ENDED)
+
+
+def finish(ledger: Ledger) -> int:
+    """End the run as its trainer asks; count what became surplus. A repeat changes nothing.
+
+    Raises:
+        StepNotCompleteError: there are steps to be trained.
+
+    """
+    if ledger.ended_by:
+        return 0
+    cause = at_end(ledger)
+    if not cause or ledger.is_resuming:
+        raise StepNotCompleteError(
+            f"the run is not at its end: step {ledger.current_step} of {ledger.feed.total_steps} is "
+            "to be trained"
+        )
+    before = ledger.groups.dropped[prompt_pb2.DROP_REASON_SURPLUS]
+    end_run(ledger, cause)
+    return ledger.groups.dropped[prompt_pb2.DROP_REASON_SURPLUS] - before
 
 
 def _groups(ledger: Ledger, uids: Sequence[str]) -> list[Group]:
@@ -208,5 +236,5 @@ def commit_step(ledger: Ledger, settings: LedgerSettings, step: int) -> None:
     ledger.emit(journal.StepCommitted(lineage=ledger.lineage, step=step))
     if settings.drops:
         drop_stale(ledger, settings, ledger.current_step)
-    if step == ledger.feed.total_steps:
+    if step == ledger.feed.total_steps and not settings.saves:
         end_run(ledger, "steps_done")

@@ -32,6 +32,8 @@ class LedgerSettings:
     epochs: int = 1
     total_steps: int | None = None
     """The user's limit, in steps."""
+    saves: bool = False
+    """Whether there are checkpoints: the run ends when its trainer says that the last is made."""
     max_failures: int = 3
     max_expiries: int = 100
     eject_after: int = 3
@@ -63,6 +65,7 @@ class LedgerSettings:
             sync=config.trainer.trainer_mode == "sync",
             epochs=config.trainer.total_epochs,
             total_steps=config.trainer.total_training_steps,
+            saves=config.trainer.save_freq > 0,
             max_failures=config.ledger.max_failures,
             max_expiries=config.ledger.max_expiries,
             eject_after=config.ledger.eject_after,

@@ -14,6 +14,8 @@ class Heard:
     """Monotonic seconds."""
     weight_version: int = -1
     """The weights it leased with last."""
+    lineage: str = ""
+    """Their time line."""
 
 
 class Workers:
@@ -24,12 +26,20 @@ class Workers:
         self._timeout_s = timeout_s
         self.heard: dict[str, Heard] = {}
 
-    def hear(self, worker_id: str, weight_version: int | None = None) -> None:
+    def hear(self, worker_id: str) -> None:
         """Note a sign of life."""
         entry = self.heard.setdefault(worker_id, Heard(self._clock()))
         entry.at = self._clock()
-        if weight_version is not None:
-            entry.weight_version = weight_version
+
+    def confirm(self, worker_id: str, lineage: str, version: int) -> None:
+        """Note the weights that it has loaded."""
+        self.hear(worker_id)
+        entry = self.heard[worker_id]
+        entry.lineage, entry.weight_version = lineage, version
+
+    def confirmed(self) -> set[tuple[str, int]]:
+        """Weights, (lineage, version), that somebody who is there has loaded."""
+        return {(self.heard[name].lineage, self.heard[name].weight_version) for name in self.live()}
 
     def live(self) -> set[str]:
         """Who was heard of lately. The others are forgotten."""

@@ -67,7 +67,7 @@ class FeederCalls(Calls):
 
     async def EndFeed(self, request: pb.EndFeedRequest, context: Context) -> pb.EndFeedResponse:
         def turn() -> pb.EndFeedResponse:
-            feeding.end_feed(self._ledger, ordinal_count=request.ordinal_count)
+            feeding.end_feed(self._ledger, self._settings, ordinal_count=request.ordinal_count)
             feed = self._ledger.feed
             return pb.EndFeedResponse(
                 ordinal_count=feed.ordinal_count, total_steps=feed.total_steps

@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 from headrace.replay import sampling
+from headrace.replay.ending import at_end
 from headrace.replay.group import Group
+from headrace.replay.rows import keys_of
 from headrace.replay.service.base import Calls, Context, checked_wait
 from headrace.replay.staleness import span
-from headrace.trajectory.key import TrajectoryKey
 from headrace.v1 import prompt_pb2
 from headrace.v1 import replay_pb2 as pb
 
 
-def _key(uid: str, record: prompt_pb2.SessionRecord, index: int) -> TrajectoryKey:
-    return TrajectoryKey(
-        uid=uid,
-        session=record.session,
-        index=index,
-        lineage=record.lineage,
-        attempt=record.attempt,
-    )
-
-
 class TrainerCalls(Calls):
-    """RegisterTrainer, PublishWeights, SampleBatch, ReturnGroups, CommitStep."""
+    """RegisterTrainer, PublishWeights, SampleBatch, ReturnGroups, CommitStep, EndRun."""
 
     async def RegisterTrainer(
         self, request: pb.RegisterTrainerRequest, context: Context
@@ -36,6 +27,7 @@ class TrainerCalls(Calls):
                 committed_step=self._ledger.committed_step,
                 total_steps=self._ledger.feed.total_steps,
                 latest_weights=self._ledger.latest_weights,
+                fresh=self._ledger.is_fresh,
             )
 
         return await self._turn(turn)
@@ -86,11 +78,9 @@ class TrainerCalls(Calls):
             uid=group.uid,
             ordinal=group.ordinal,
             trajectories=[
-                prompt_pb2.TrajectoryRef(
-                    key=str(_key(group.uid, record, index)), session=record.session, index=index
-                )
+                prompt_pb2.TrajectoryRef(key=str(key), session=key.session, index=key.index)
                 for record in records
-                for index in range(record.trajectory_count)
+                for key in keys_of(group.uid, record)
             ],
             span=span(group.base, step),
             min_version=min(record.min_version for record in records),
@@ -124,7 +114,14 @@ class TrainerCalls(Calls):
             return pb.CommitStepResponse(
                 trained_count=memo.trained,
                 stale_count=memo.stale,
-                ended=bool(self._ledger.ended_by),
+                ended=bool(self._ledger.ended_by) or bool(at_end(self._ledger)),
             )
+
+        return await self._turn(turn)
+
+    async def EndRun(self, request: pb.EndRunRequest, context: Context) -> pb.EndRunResponse:
+        def turn() -> pb.EndRunResponse:
+            sampling.check_trainer(self._ledger, request.incarnation)
+            return pb.EndRunResponse(surplus_count=sampling.finish(self._ledger))
 
         return await self._turn(turn)

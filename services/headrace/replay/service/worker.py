@@ -33,7 +33,8 @@ class WorkerCalls(Calls):
         worker_id = checked_worker(request.worker_id)
         if not 1 <= request.max_count <= leasing.MAX_LEASES_PER_CALL:
             raise InvalidFieldError("max_count", f"must be 1 to {leasing.MAX_LEASES_PER_CALL}")
-        self._buffer.workers.hear(worker_id, request.weights.version)
+        self._buffer.workers.hear(worker_id)
+        newest = self._ledger.latest_weights
         blocked_by = ""
 
         def look() -> pb.LeasePromptsResponse | None:
@@ -41,6 +42,10 @@ class WorkerCalls(Calls):
             if self._ledger.ended_by:
                 return pb.LeasePromptsResponse(ended=True)
             leasing.check_weights(self._ledger, request.weights, request.weights_checksum)
+            self._confirm(request)
+            if self._ledger.is_resuming and self._ledger.latest_weights is not newest:
+                # The worker is to come back with those: the resume waits for somebody who has them.
+                return pb.LeasePromptsResponse(blocked_by="there are newer weights")
             allowed = self._allowance(request)
             blocked_by = allowed.blocked_by
             leased = leasing.lease(
@@ -57,7 +62,8 @@ class WorkerCalls(Calls):
             if circuit.may_lease(self._ledger, worker_id) is not None:
                 return None
             weights = request.weights
-            return weights.lineage, weights.version, request.weights_checksum
+            since = newest.id.version if newest else -1
+            return weights.lineage, weights.version, request.weights_checksum, since
 
         answer = await self._buffer.until(look, checked_wait(request.wait_s), alike)
         if answer is None:
@@ -66,6 +72,14 @@ class WorkerCalls(Calls):
             answer.latest_weights.CopyFrom(self._ledger.latest_weights)
         await self._buffer.settled()
         return answer
+
+    def _confirm(self, request: pb.LeasePromptsRequest) -> None:
+        """Note the weights; a resume may have waited for them."""
+        weights = request.weights
+        before = self._buffer.workers.confirmed() if self._ledger.is_resuming else None
+        self._buffer.workers.confirm(request.worker_id, weights.lineage, weights.version)
+        if before is not None and (weights.lineage, weights.version) not in before:
+            self._buffer.wake()
 
     def _allowance(self, request: pb.LeasePromptsRequest) -> leasing.Allowance:
         return leasing.allowance(

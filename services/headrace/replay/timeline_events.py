@@ -1,0 +1,139 @@
+"""What the events of snapshots, resumes and time lines change.
+
+    SnapshotBegun ─► SnapshotEnded
+    ResumeBegun ─► ResumeAdvanced … ─► [LedgerRestored] ─► LineageOpened ─► RowsLost … ─► OPEN
+
+Decisions are in `headrace.replay.{cutting,resuming}`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from headrace.replay.group import FINISHED, PENDING, TRAINED
+from headrace.replay.progress import CommitMemo
+from headrace.v1 import journal_pb2 as journal
+from headrace.v1 import resume_pb2
+
+if TYPE_CHECKING:
+    from headrace.replay.group import Group
+    from headrace.replay.ledger import Ledger
+
+
+def _on_snapshot_begun(ledger: Ledger, event: journal.SnapshotBegun) -> None:
+    ledger.snapshot = resume_pb2.SnapshotState(
+        snapshot_id=event.snapshot_id, step=event.step, position=ledger.position
+    )
+
+
+def _on_snapshot_ended(ledger: Ledger, event: journal.SnapshotEnded) -> None:
+    ledger.snapshot = None
+    if event.committed:
+        ledger.saved_step = event.step
+        ledger.groups.cover(event.oldest_step)
+
+
+def _on_resume_begun(ledger: Ledger, event: journal.ResumeBegun) -> None:
+    ledger.snapshot = None
+    ledger.resume = resume_pb2.ResumeState(
+        resume_id=event.resume_id,
+        phase=resume_pb2.RESUME_PHASE_PLAN,
+        trainer_incarnation=event.trainer_incarnation,
+        step=event.step,
+    )
+
+
+def _on_resume_advanced(ledger: Ledger, event: journal.ResumeAdvanced) -> None:
+    assert ledger.resume
+    ledger.resume.phase = event.phase
+
+
+def _on_ledger_restored(ledger: Ledger, event: journal.LedgerRestored) -> None:
+    from headrace.replay.base import from_base  # it builds ledgers
+
+    restored = from_base(event.base)
+    assert ledger.resume
+    ledger.resume.restored = True
+    kept = {name: getattr(ledger, name) for name in _OF_THIS_JOURNAL}
+    vars(ledger).update(vars(restored) | kept)
+    for group in ledger.groups:
+        group.history = [ledger.position]
+
+
+_OF_THIS_JOURNAL = (
+    "position",
+    "resume",
+    "trainer_id",
+    "trainer_incarnation",
+    "former_trainers",
+    "store_incarnation",
+    "store_capacity",
+    "_outbox",
+)
+"""What a restored ledger keeps of the one whose place it takes."""
+
+
+def _on_lineage_opened(ledger: Ledger, event: journal.LineageOpened) -> None:
+    assert ledger.resume
+    line = resume_pb2.Lineage()
+    line.CopyFrom(event.lineage)
+    ledger.resume.lineage, ledger.resume.parent = line.id, line.parent
+    for change in event.groups:
+        with ledger.groups.changing(ledger.groups[change.uid]) as group:
+            ledger.resume.untrained_count += group.state == TRAINED
+            _reopen(ledger, group, change, event.store_incarnation)
+    ledger.lineages.append(line)
+    ledger.committed_step = line.fork_step
+    ledger.last_commit = CommitMemo(line.fork_step)
+    ledger.open_step = None
+    ledger.filtered_in_step = 0
+    ledger.ended_by = ""
+    ledger.saved_step = min(ledger.saved_step, line.fork_step)
+    ledger.store_incarnation = event.store_incarnation
+    ledger.weights = {
+        key: weights for key, weights in ledger.weights.items() if key[1] <= line.fork_step
+    }
+    ledger.latest_weights = None
+    ledger.resume.counts.CopyFrom(ledger.groups.to_counts())
+    _count_reissued(ledger)
+
+
+def _reopen(
+    ledger: Ledger, group: Group, change: journal.ReopenedGroup, store_incarnation: str
+) -> None:
+    group.sessions = {record.session: record for record in change.sessions}
+    group.state = FINISHED if len(group.sessions) == ledger.n else PENDING
+    group.base = change.base
+    group.store_incarnation = store_incarnation
+    group.worker_id, group.lineage, group.step = "", "", 0
+    ledger.touch(group)
+
+
+def _on_rows_lost(ledger: Ledger, event: journal.RowsLost) -> None:
+    for uid, session in zip(event.uids, event.sessions, strict=True):
+        with ledger.groups.changing(ledger.groups[uid]) as group:
+            group.sessions.pop(session, None)
+            ledger.to_pending(group)
+            ledger.touch(group)
+    ledger.regenerated["store_lost"] += len(set(event.uids))
+    _count_reissued(ledger)
+
+
+def _count_reissued(ledger: Ledger) -> None:
+    assert ledger.resume
+    pending = ledger.groups.pending
+    ledger.resume.reissued_count = len(pending)
+    ledger.resume.sessions_kept_count = sum(len(group.sessions) for group in pending)
+
+
+HANDLERS: Mapping[str, Callable[[Ledger, Any], None]] = {
+    "snapshot_begun": _on_snapshot_begun,
+    "snapshot_ended": _on_snapshot_ended,
+    "resume_begun": _on_resume_begun,
+    "resume_advanced": _on_resume_advanced,
+    "ledger_restored": _on_ledger_restored,
+    "lineage_opened": _on_lineage_opened,
+    "rows_lost": _on_rows_lost,
+}
+"""By the event's name."""
