@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from ledger_world import World, settings
 
+from headrace.errors import InvalidFieldError
 from headrace.replay import feeding
 from headrace.replay.audit import audit
 from headrace.v1 import prompt_pb2, replay_pb2
@@ -157,3 +158,22 @@ def test_rows_that_are_too_long_keep_their_ordinal_and_serve_no_demand() -> None
     assert accepted == 6
     assert world.dropped() == {"too_long": 4}
     assert world.ledger.live_count == 2
+
+
+def test_the_same_data_for_more_steps_makes_the_run_longer_and_never_shorter_than_it_is() -> None:
+    world = World(settings(total_steps=3, window_size=0), row_count=40)
+    world.step()
+    longer = settings(total_steps=5, window_size=0)
+
+    feeding.open_feed(world.ledger, longer, row_count=40, fingerprint="f")
+    assert world.ledger.feed.total_steps == 5
+    position = world.ledger.position
+    feeding.open_feed(world.ledger, longer, row_count=40, fingerprint="f")
+    assert world.ledger.position == position
+
+    world.settings = longer
+    world.step()
+    with pytest.raises(InvalidFieldError, match="set trainer.total_training_steps"):
+        feeding.open_feed(
+            world.ledger, settings(total_steps=1, window_size=0), row_count=40, fingerprint="f"
+        )

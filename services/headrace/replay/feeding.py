@@ -13,6 +13,8 @@ from headrace.v1 import feeder_pb2, prompt_pb2, replay_pb2, resume_pb2
 from headrace.v1 import journal_pb2 as journal
 
 MAX_PROMPTS_PER_CALL = 4096
+UNKNOWN_LENGTH = 2**39
+"""Rows that a source of unknown length claims to have, as OpenFeed says."""
 
 
 def open_feed(
@@ -20,19 +22,22 @@ def open_feed(
 ) -> None:
     """Note what data set there is, once; the same again changes nothing.
 
+    The same data for another number of steps or epochs makes the run longer or shorter.
+
     Raises:
-        InvalidFieldError: there are not enough rows for one batch.
+        InvalidFieldError: there are not enough rows for one batch, or for what is trained already.
         DataChangedError: the run was opened with another data set.
 
     """
-    if ledger.feed.total_steps:
-        if (row_count, fingerprint) != (ledger.feed.row_count, ledger.feed.fingerprint):
-            raise DataChangedError(
-                "the data set is not the one this run was opened with",
-                opened_with=f"{ledger.feed.row_count} rows, {ledger.feed.fingerprint}",
-                offered=f"{row_count} rows, {fingerprint}",
-            )
-        return
+    known = ledger.feed
+    if known.total_steps and (row_count, fingerprint) != (known.row_count, known.fingerprint):
+        raise DataChangedError(
+            "the data set is not the one this run was opened with",
+            opened_with=f"{known.row_count} rows, {known.fingerprint}",
+            offered=f"{row_count} rows, {fingerprint}",
+        )
+    if known.total_steps and (row_count >= UNKNOWN_LENGTH or ledger.ended_by):
+        return  # EndFeed says where a stream ends; what is over stays so
     ordinal_count = row_count * settings.epochs
     if ordinal_count < settings.batch_size:
         raise InvalidFieldError(
@@ -43,11 +48,21 @@ def open_feed(
     if not fingerprint:
         raise InvalidFieldError("fingerprint", "is required")
     total_steps = ordinal_count // settings.batch_size
+    total_steps = min(total_steps, settings.total_steps or total_steps)
+    if (ordinal_count, total_steps) == (known.ordinal_count, known.total_steps):
+        return
+    if ordinal_count < ledger.cursor or total_steps < ledger.committed_step:
+        raise InvalidFieldError(
+            "row_count",
+            f"{total_steps} steps with {ordinal_count} prompts are fewer than this run has behind "
+            f"it ({ledger.committed_step} steps, {ledger.cursor} prompts): set "
+            "trainer.total_training_steps and trainer.total_epochs back",
+        )
     ledger.emit(
         journal.FeedOpened(
             row_count=row_count,
             ordinal_count=ordinal_count,
-            total_steps=min(total_steps, settings.total_steps or total_steps),
+            total_steps=total_steps,
             fingerprint=fingerprint,
         )
     )
