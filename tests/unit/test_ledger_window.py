@@ -173,7 +173,7 @@ def test_the_same_data_for_more_steps_makes_the_run_longer_and_never_shorter_tha
 
     world.settings = longer
     world.step()
-    with pytest.raises(InvalidFieldError, match="set trainer.total_training_steps"):
+    with pytest.raises(InvalidFieldError, match=r"set trainer\.total_training_steps"):
         feeding.open_feed(
             world.ledger, settings(total_steps=1, window_size=0), row_count=40, fingerprint="f"
         )
