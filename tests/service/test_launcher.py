@@ -19,8 +19,10 @@ import pytest
 from small_children import Run
 
 from headrace.cli.ending import Ending
-from headrace.cli.keeper import Part, Ports, RestartBudget
+from headrace.cli.keeper import Part, Ports
 from headrace.cli.launcher import Command
+from headrace.cli.lives import RestartBudget
+from headrace.cli.standing import Standing
 from headrace.config.services import LauncherConfig
 
 
@@ -114,11 +116,123 @@ async def test_the_trainers_usage_error_is_passed_on(run: Run) -> None:
     assert (ending.exit_code, ending.reasons) == (2, ("no such data set",))
 
 
-async def test_the_trainer_is_not_started_again(run: Run) -> None:
+async def test_a_trainer_that_cannot_resume_is_not_started_again(run: Run) -> None:
     ending = await run.ending(run.part("trainer", "exit1", is_main=True))
 
     assert (ending.exit_code, ending.reasons) == (4, ("trainer died (exit code 1)",))
     assert run.history() == ["trainer started"]
+
+
+class Ledger:
+    """What the ledger would say of the run, each time that it is asked."""
+
+    def __init__(self, *standings: Standing) -> None:
+        self._standings = list(standings)
+
+    async def __call__(self) -> Standing:
+        return self._standings.pop(0) if len(self._standings) > 1 else self._standings[0]
+
+
+def at(step: int, *, gained: bool = True, ended: bool = False) -> Standing:
+    return Standing(ended=ended, committed_step=step, gained=gained)
+
+
+async def test_a_killed_trainer_is_started_again_and_its_end_is_the_runs(run: Run) -> None:
+    supervisor = run.supervisor(
+        run.part("trainer", "once", is_main=True, resumes=True), standing=Ledger(at(5))
+    )
+    supervisor.start()
+    await until(lambda: run.history().count("trainer started") == 2)
+    await until(lambda: bool(announced(run, "trainer")))
+
+    assert run.reports == ["trainer died (killed by SIGKILL); started again after 0.1 s"]
+    os.kill(announced(run, "trainer")["pid"], signal.SIGTERM)
+    assert await asyncio.wait_for(supervisor.over(), 20) == Ending(0)
+    await supervisor.stop(supervisor.names)
+
+
+async def test_a_trainer_that_crashes_without_committing_anything_ends_the_run(run: Run) -> None:
+    ending = await run.ending(
+        run.part("trainer", "exit1", is_main=True, resumes=True),
+        settings=LauncherConfig(max_restarts=10),
+        standing=Ledger(at(5, gained=False)),
+    )
+
+    why = "trainer died (exit code 1), 3 crashes in a row without a step committed in between"
+    assert (ending.exit_code, ending.reasons) == (4, (why,))
+    assert ending.log_lines[-1] == "the last words"
+    assert run.history().count("trainer started") == 3
+
+
+async def test_a_trainer_that_never_comes_beyond_a_step_ends_the_run(run: Run) -> None:
+    ending = await run.ending(
+        run.part("trainer", "exit1", is_main=True, resumes=True),
+        settings=LauncherConfig(max_restarts=4),
+        standing=Ledger(at(5), at(7), at(6), at(7)),
+    )
+
+    assert ending.exit_code == 4
+    assert ending.reasons[0].endswith(
+        "5 deaths in a row without coming beyond step 7, and launcher.max_restarts = 4"
+    )
+    assert run.history().count("trainer started") == 6, "5, 7, 6, 7, 7, 7"
+
+
+@pytest.mark.parametrize(
+    ("code", "says"), [(3, "trainer died"), (4, "trainer died"), (130, "told")]
+)
+async def test_a_trainer_that_says_why_it_cannot_go_on_is_believed(
+    run: Run, code: int, says: str
+) -> None:
+    ending = await run.ending(run.part("trainer", f"exit{code}", is_main=True, resumes=True))
+
+    assert ending.exit_code == code
+    assert says in ending.reasons[0]
+    assert run.history() == ["trainer started"]
+
+
+async def test_who_went_home_as_the_run_was_over_comes_when_it_is_not(run: Run) -> None:
+    supervisor = run.supervisor(
+        run.part("worker-0", "exit0", may_leave=True), standing=Ledger(at(9, ended=True))
+    )
+    supervisor.start()
+    await until(lambda: run.reports == ["worker-0 went home"])
+    await until(lambda: supervisor.kept == frozenset())
+
+    supervisor.call_back()
+
+    await until(lambda: run.history().count("worker-0 started") == 2)
+    assert run.reports[1] == "worker-0 is called back: the run goes on"
+    await supervisor.stop(supervisor.names)
+    assert supervisor.restarts == {}
+
+
+async def test_who_was_sent_home_while_the_run_is_on_is_not_called_back(run: Run) -> None:
+    supervisor = run.supervisor(
+        run.part("worker-0", "exit0", may_leave=True),
+        run.part("worker-1", "exit0", may_leave=True),
+        standing=Ledger(at(9)),
+    )
+    supervisor.start()
+    await until(lambda: len(run.reports) == 2 and supervisor.kept == frozenset())
+
+    supervisor.call_back()
+    await supervisor.stop(supervisor.names)
+
+    assert len(run.history()) == 2
+
+
+async def test_a_trainer_gets_the_time_to_save_if_it_is_to(run: Run) -> None:
+    settings = LauncherConfig(stop_grace_s=0.1)
+    supervisor = run.supervisor(
+        run.part("trainer", "saves", is_main=True, saving_s=20), settings=settings
+    )
+    supervisor.start()
+    await asyncio.wait_for(supervisor.addresses.known(["trainer"]), 20)
+
+    await supervisor.stop(["trainer"], saving=True)
+
+    assert run.history()[-1] == "trainer saved"
 
 
 async def test_a_worker_that_was_sent_home_stays_there(run: Run) -> None:

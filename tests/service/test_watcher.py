@@ -167,7 +167,7 @@ async def test_when_the_trainer_is_done_the_others_go_in_order_and_replay_last(
         run.part("worker-0", "serve"),
         run.part("trainer", "exit0", needs=needs, is_main=True),
     ]
-    order = [["worker-0"], ["trainer"], ["store"]]
+    order = [["trainer"], ["worker-0"], ["store"]]
 
     ending, audit = await finish(Session(config(), parts, order, lines, now=time.monotonic))
 
@@ -194,7 +194,9 @@ async def test_the_first_interrupt_stops_in_order_and_says_so(tmp_path: Path) ->
 
     assert ending == Ending(130, ("interrupted",))
     assert run.history()[-2:] == ["trainer stopped", "replay stopped"]
-    assert lines.said == ["stopping; a second Ctrl-C kills everything at once"]
+    assert lines.said == [
+        "stopping: the trainer saves its step first; a second Ctrl-C kills everything at once"
+    ]
 
 
 async def test_the_second_interrupt_waits_for_nobody(tmp_path: Path) -> None:

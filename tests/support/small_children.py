@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from headrace.cli.ending import Ending
-from headrace.cli.keeper import Part, Ports
+from headrace.cli.keeper import AskStanding, Part, Ports
 from headrace.cli.launcher import Command
-from headrace.cli.supervisor import Supervisor
+from headrace.cli.supervisor import Supervisor, nobody_knows
 from headrace.config.services import LauncherConfig
 
 PROGRAM = """
@@ -28,6 +28,13 @@ def on_sigterm(*_):
     sys.exit(0)
 
 signal.signal(signal.SIGTERM, on_sigterm)
+if behaviour == "saves":
+    def on_sigterm(*_):
+        import time
+        time.sleep(1)
+        note("saved")
+        sys.exit(130)
+    signal.signal(signal.SIGTERM, on_sigterm)
 if behaviour == "stubborn":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 note(f"started {peers}".strip())
@@ -71,7 +78,9 @@ class Run:
         *,
         needs: tuple[str, ...] = (),
         is_main: bool = False,
+        resumes: bool = False,
         may_leave: bool = False,
+        saving_s: float = 0.0,
     ) -> Part:
         def command(addresses: Mapping[str, str], ports: Ports) -> Command:
             peers = ",".join(addresses[name] for name in needs)
@@ -83,13 +92,31 @@ class Run:
                 announcement=self.folder / f"{name}.json",
             )
 
-        return Part(name, command, needs=needs, is_main=is_main, may_leave=may_leave)
+        return Part(
+            name,
+            command,
+            needs=needs,
+            is_main=is_main,
+            resumes=resumes,
+            may_leave=may_leave,
+            saving_s=saving_s,
+        )
 
-    def supervisor(self, *parts: Part, settings: LauncherConfig = SETTINGS) -> Supervisor:
-        return Supervisor(parts, settings, report=self.reports.append)
+    def supervisor(
+        self,
+        *parts: Part,
+        settings: LauncherConfig = SETTINGS,
+        standing: AskStanding = nobody_knows,
+    ) -> Supervisor:
+        return Supervisor(parts, settings, report=self.reports.append, standing=standing)
 
-    async def ending(self, *parts: Part, settings: LauncherConfig = SETTINGS) -> Ending:
-        supervisor = self.supervisor(*parts, settings=settings)
+    async def ending(
+        self,
+        *parts: Part,
+        settings: LauncherConfig = SETTINGS,
+        standing: AskStanding = nobody_knows,
+    ) -> Ending:
+        supervisor = self.supervisor(*parts, settings=settings, standing=standing)
         supervisor.start()
         try:
             return await asyncio.wait_for(supervisor.over(), 30)
@@ -97,4 +124,5 @@ class Run:
             await supervisor.stop(supervisor.names)
 
     def history(self) -> list[str]:
-        return (self.folder / "history").read_text().splitlines()
+        file = self.folder / "history"
+        return file.read_text().splitlines() if file.exists() else []

@@ -1,21 +1,24 @@
-"""Run directories: made, named, locked, never used twice."""
+"""Run directories: made, named, locked, and the same for the same run."""
 
 from __future__ import annotations
 
 import os
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from headrace.cli.find import newest_run
-from headrace.cli.rundirs import RunLock, make_run_directory, with_run_directory, write_config
+from headrace.cli.rundirs import (
+    RunLock,
+    forget_addresses,
+    make_run_directory,
+    with_run_directory,
+    write_config,
+)
 from headrace.config.config import Config
 from headrace.config.load import load_config
 from headrace.config.rundir import RunDirectory
 from headrace.errors import UsageError
-
-NOW = datetime(2026, 11, 29, 15, 30, 5, tzinfo=UTC)
 
 
 def config(run_dir: Path | None = None, name: str = "my_run") -> Config:
@@ -28,31 +31,52 @@ def config(run_dir: Path | None = None, name: str = "my_run") -> Config:
     )
 
 
-def test_a_run_is_named_by_its_name_and_the_time(tmp_path: Path) -> None:
-    named, directory = make_run_directory(config(), now=NOW, below=tmp_path)
+def test_a_runs_directory_has_its_name(tmp_path: Path) -> None:
+    named, directory = make_run_directory(config(), below=tmp_path)
 
-    assert directory.path == tmp_path / "my_run-20261129-153005"
+    assert directory.path == tmp_path / "my_run"
     assert directory.path.is_dir()
     assert named.run.run_dir == directory.path
-    assert named.run.run_id == "my-run-20261129-153005"
+    assert named.run.run_id == "my-run"
 
 
-def test_two_runs_that_start_within_a_second_get_two_directories(tmp_path: Path) -> None:
-    _, one = make_run_directory(config(), now=NOW, below=tmp_path)
-    _, other = make_run_directory(config(), now=NOW, below=tmp_path)
+def test_the_same_configuration_leads_to_the_same_directory(tmp_path: Path) -> None:
+    one = make_run_directory(config(), below=tmp_path)
+    other = make_run_directory(config(), below=tmp_path)
 
-    assert other.path.name == f"{one.path.name}-2"
+    assert one == other
 
 
-def test_the_resolved_configuration_is_written_for_the_children(tmp_path: Path) -> None:
-    named, directory = make_run_directory(config(tmp_path / "here"), now=NOW)
+def test_the_resolved_configuration_is_written_for_the_children_and_replaced(
+    tmp_path: Path,
+) -> None:
+    named, directory = make_run_directory(config(tmp_path / "here"))
+    changed = named.model_copy(
+        update={"trainer": named.trainer.model_copy(update={"save_freq": 7})}
+    )
 
     write_config(named, directory)
-
     assert load_config(directory.config_file) == named
 
+    write_config(changed, directory)
+    assert load_config(directory.config_file) == changed
 
-def test_a_directory_in_use_by_another_run_is_refused_with_its_process(tmp_path: Path) -> None:
+
+def test_addresses_of_an_earlier_life_are_forgotten(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path)
+    forget_addresses(directory)
+    announced = directory.endpoint_file("worker-3")
+    announced.parent.mkdir()
+    announced.write_text("{}")
+
+    forget_addresses(directory)
+
+    assert not announced.exists()
+
+
+def test_a_directory_in_use_by_another_launcher_is_refused_with_its_process(
+    tmp_path: Path,
+) -> None:
     directory = RunDirectory(tmp_path)
     with RunLock(directory), pytest.raises(UsageError, match=f"process {os.getpid()}"):
         RunLock(directory)
@@ -61,19 +85,11 @@ def test_a_directory_in_use_by_another_run_is_refused_with_its_process(tmp_path:
         pass  # free again
 
 
-def test_a_directory_that_holds_a_run_is_refused(tmp_path: Path) -> None:
-    directory = RunDirectory(tmp_path)
-    directory.journal.mkdir()
-
-    with pytest.raises(UsageError, match="holds a run already"):
-        write_config(config(tmp_path), directory)
-
-
 def test_a_directory_that_cannot_be_made_says_why(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
 
     with pytest.raises(UsageError, match="cannot be made: Not a directory; give another"):
-        make_run_directory(config(tmp_path / "file" / "run"), now=NOW)
+        make_run_directory(config(tmp_path / "file" / "run"))
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
@@ -81,7 +97,7 @@ def test_a_directory_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
 
     with pytest.raises(UsageError, match="cannot be written"):
-        make_run_directory(config(tmp_path), now=NOW)
+        make_run_directory(config(tmp_path))
 
 
 def test_a_single_process_needs_to_be_told_the_directory(tmp_path: Path) -> None:

@@ -12,8 +12,10 @@ BROKEN: Final = 1
 """The trainer is done, but the audit found something broken."""
 USAGE: Final = 2
 """Something is configured or called wrongly."""
+NO_CHECKPOINT: Final = 3
+"""There are checkpoints, and none of them is valid."""
 TRAINER_DIED: Final = 4
-"""The trainer died."""
+"""The trainer died, and cannot go on."""
 STALLED: Final = 5
 """A wait lasted too long, and `watchdog.on_stall` is `fail`."""
 NOT_KEPT_ALIVE: Final = 6

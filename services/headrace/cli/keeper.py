@@ -2,7 +2,8 @@
 
     waiting for the addresses it needs ──► starting ──► announced ──► gone
                                               ▲                        │
-                                              └──── after a pause ◄────┘
+                                              ├──── after a pause ◄────┤ died
+                                              └──── called back ◄──────┘ went home
 
 A process that died is started again on the same ports, so that nobody has to be told. How
 often is bounded; then the run is over. Knows nothing of gRPC and of the other processes
@@ -12,22 +13,30 @@ but their addresses.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 from headrace.cli.addresses import Addresses
-from headrace.cli.ending import DONE, NOT_KEPT_ALIVE, TRAINER_DIED, USAGE, Ending, exit_in_words
+from headrace.cli.ending import (
+    DONE,
+    INTERRUPTED,
+    NO_CHECKPOINT,
+    NOT_KEPT_ALIVE,
+    TRAINER_DIED,
+    USAGE,
+    Ending,
+    exit_in_words,
+)
 from headrace.cli.launcher import Child, Command
+from headrace.cli.lives import Attempts, RestartBudget
+from headrace.cli.standing import Standing
 from headrace.config.services import LauncherConfig
 
-FIRST_PAUSE_S: Final = 0.1
-"""How long a process that died for the first time stays away."""
-LONGEST_PAUSE_S: Final = 5.0
-"""How long it stays away at most; each death doubles it."""
 QUOTED_LINES: Final = 8
 """Lines of its log that are shown when a process ends the run."""
+FINAL: Final = (NO_CHECKPOINT, TRAINER_DIED)
+"""Exit codes of a trainer that cannot go on, and that would not be changed by another try."""
 
 
 class Ports(NamedTuple):
@@ -35,6 +44,10 @@ class Ports(NamedTuple):
 
     calls: int = 0
     metrics: int = 0
+
+
+AskStanding: TypeAlias = Callable[[], Awaitable[Standing | None]]
+"""Asks where the run stands; None if nobody can say."""
 
 
 @dataclass(frozen=True)
@@ -48,27 +61,25 @@ class Part:
     needs: tuple[str, ...] = ()
     """The processes whose addresses have to be known before it can start."""
     is_main: bool = False
-    """The run is over when this one ends, well or not. It is never started again."""
+    """The run is over when this one is done, or dead for good."""
+    resumes: bool = False
+    """Whether a main process that died is started again, as it goes on where the run was."""
     may_leave: bool = False
     """An exit code of 0 means that it was sent home, not that it died."""
+    saving_s: float = 0.0
+    """How much longer than others it may take to stop when there is something to be saved."""
 
 
-class RestartBudget:
-    """How often a process may still be started again. Times are seconds of one clock."""
+class _Next(NamedTuple):
+    """What follows from the end of a life; neither of them: it stays away for good."""
 
-    def __init__(self, settings: LauncherConfig) -> None:
-        self._most = settings.max_restarts
-        self._window_s = settings.restart_window_s
-        self._times: deque[float] = deque()
+    ending: Ending | None = None
+    """The run's end."""
+    pause_s: float | None = None
+    """Another life after so many seconds; infinite: once it is called back."""
 
-    def spend(self, now: float) -> float | None:
-        """Take one restart; give the pause before it in seconds, None if none is left."""
-        while self._times and now - self._times[0] > self._window_s:
-            self._times.popleft()
-        if len(self._times) >= self._most:
-            return None
-        self._times.append(now)
-        return min(LONGEST_PAUSE_S, float(FIRST_PAUSE_S * 2 ** (len(self._times) - 1)))
+
+HOME: Final = _Next(pause_s=float("inf"))
 
 
 class Keeper:
@@ -79,10 +90,12 @@ class Keeper:
         settings: Restarts and time limits.
         now: Seconds of a monotonic clock.
         report: Takes a line for people when the process died or stopped announcing itself.
+        standing: Asks where the run stands.
 
     Attributes:
         restarts: How often it was started again.
         child: Its current or last life.
+        at_home: Whether it left in order, and comes again when it is called back.
 
     """
 
@@ -93,15 +106,20 @@ class Keeper:
         *,
         now: Callable[[], float],
         report: Callable[[str], None],
+        standing: AskStanding,
     ) -> None:
         self.part = part
         self.restarts = 0
         self.child: Child | None = None
+        self.at_home = False
         self._settings = settings
         self._budget = RestartBudget(settings)
+        self._attempts = Attempts(settings)
         self._now = now
         self._report = report
+        self._standing = standing
         self._leaving = asyncio.Event()
+        self._called = asyncio.Event()
         self._ports = Ports()
 
     async def keep(self, addresses: Addresses) -> Ending | None:
@@ -112,13 +130,23 @@ class Keeper:
             died = await self._live(self.child, addresses)
             if self._leaving.is_set():
                 return None
-            ending, pause_s = self._judge(self.child, died)
-            if pause_s is None:
-                return ending
-            self.restarts += 1
-            self._report(f"{self.part.name} {died}; started again after {pause_s:g} s")
-            await _first(asyncio.sleep(pause_s), self._leaving.wait())
+            then = await self._judge(self.child, died)
+            if self._leaving.is_set():
+                return then.ending
+            if then is HOME:
+                await self._stay_at_home()
+            elif then.pause_s is None:
+                return then.ending
+            else:
+                self.restarts += 1
+                self._report(f"{self.part.name} {died}; started again after {then.pause_s:g} s")
+                await _first(asyncio.sleep(then.pause_s), self._leaving.wait())
         return None
+
+    def call_back(self) -> None:
+        """Start it again if it is at home: there is something to do."""
+        if self.at_home:
+            self._called.set()
 
     async def stop(self, grace_s: float) -> None:
         """End it for good: SIGTERM, and after `grace_s` seconds SIGKILL."""
@@ -131,6 +159,14 @@ class Keeper:
         self._leaving.set()
         if self.child is not None:
             self.child.kill()
+
+    async def _stay_at_home(self) -> None:
+        self._called.clear()
+        self.at_home = True
+        await _first(self._called.wait(), self._leaving.wait())
+        self.at_home = False
+        if not self._leaving.is_set():
+            self._report(f"{self.part.name} is called back: the run goes on")
 
     async def _live(self, child: Child, addresses: Addresses) -> str:
         """See a child through its life; say in words how it ended."""
@@ -153,28 +189,52 @@ class Keeper:
             return f"did not announce its address within {limit_s:g} s"
         return f"died ({exit_in_words(await ended)})"
 
-    def _judge(self, child: Child, died: str) -> tuple[Ending | None, float | None]:
-        """Decide what follows from a death: the run's end, or a pause and another life."""
+    async def _judge(self, child: Child, died: str) -> _Next:
+        """Decide what follows from a death."""
         name, code = self.part.name, child.exit_code
-        lines = tuple(child.log.last_lines(QUOTED_LINES))
-        if code == USAGE and self.restarts == 0:
-            # Trying again would not help. In a later life it may: the port is taken for a moment.
-            errors = tuple(child.log.errors())
-            return Ending(USAGE, errors or (f"{name} {died}",), () if errors else lines), None
+        if code == USAGE and (self.restarts == 0 or self.part.is_main):
+            # Trying again would not help. With others than the trainer it may in a later life:
+            # the port is taken for a moment.
+            return _Next(self._refusal(child, died, USAGE))
         if self.part.is_main:
-            done = code == DONE
-            return (
-                Ending(DONE) if done else Ending(TRAINER_DIED, (f"{name} {died}",), lines)
-            ), None
+            return await self._judge_main(child, died)
         if self.part.may_leave and code == DONE:
             self._report(f"{name} went home")
-            return None, None
+            standing = await self._standing()
+            # Who was sent home while the run is on is not wanted any more.
+            return HOME if standing is None or standing.ended else _Next()
         pause_s = self._budget.spend(self._now())
         if pause_s is None:
-            most, window_s = self._settings.max_restarts, self._settings.restart_window_s
-            why = f"{name} {died}, and launcher.max_restarts = {most} within {window_s:g} s are used up"
-            return Ending(NOT_KEPT_ALIVE, (why,), lines), None
-        return None, pause_s
+            why = f"{name} {died}, and {self._budget.in_words()}"
+            return _Next(Ending(NOT_KEPT_ALIVE, (why,), _last_lines(child)))
+        return _Next(pause_s=pause_s)
+
+    async def _judge_main(self, child: Child, died: str) -> _Next:
+        name, code = self.part.name, child.exit_code
+        if code == DONE:
+            return _Next(Ending(DONE))
+        if code == INTERRUPTED:
+            return _Next(Ending(INTERRUPTED, (f"somebody else told the {name} to stop",)))
+        if code in FINAL:
+            return _Next(self._refusal(child, died, code))
+        if not self.part.resumes:
+            return _Next(Ending(TRAINER_DIED, (f"{name} {died}",), _last_lines(child)))
+        crashed = code is not None and code >= 0
+        pause_s = self._attempts.spend(await self._standing(), crashed=crashed)
+        if pause_s is None:
+            why = f"{name} {died}, {self._attempts.in_words()}"
+            return _Next(Ending(TRAINER_DIED, (why,), _last_lines(child)))
+        return _Next(pause_s=pause_s)
+
+    def _refusal(self, child: Child, died: str, code: int) -> Ending:
+        """End the run with what the process says of it, or else with its last words."""
+        errors = tuple(child.log.errors())
+        reasons = errors or (f"{self.part.name} {died}",)
+        return Ending(code, reasons, () if errors else _last_lines(child))
+
+
+def _last_lines(child: Child) -> tuple[str, ...]:
+    return tuple(child.log.last_lines(QUOTED_LINES))
 
 
 def _port(address: str) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from rich.console import Console, Group, RenderableType
@@ -12,8 +12,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from headrace.cli.display import progress_in_words
+from headrace.cli.display import checkpoint_in_words, progress_in_words
 from headrace.cli.view import View
+from headrace.client.resumes import resume_in_words
 from headrace.client.steps import REWARD, STALENESS, sparkline
 from headrace.client.tables import Fact, wait_text
 from headrace.client.words import (
@@ -62,6 +63,7 @@ def panel(view: View) -> RenderableType:
         pairs.append(("window", Text(window_in_words(view.replay))))
     pairs += [("staleness", Text(_staleness(view))), ("tokens", Text(_tokens(view)))]
     pairs += [("workers", Text(_workers(view)))]
+    pairs += _checkpoints(view)
     if view.replay is not None and view.replay.circuit:
         pairs.append(("circuit", Text(circuit_in_words(view.replay), style="bold red")))
     if view.replay is not None and view.replay.paused:
@@ -75,6 +77,15 @@ def panel(view: View) -> RenderableType:
     pairs += [("log", Text(warning, style="yellow")) for warning in view.warnings]
     title = Text.assemble((view.name, "bold"), f"  {duration(view.now - view.begun)}")
     return Panel(Group(_progress(view), _facts(pairs)), title=title, title_align="left")
+
+
+def _checkpoints(view: View) -> Iterator[Fact]:
+    if words := checkpoint_in_words(view):
+        yield "checkpoint", Text(words)
+    if view.snapshot_error:
+        yield "not saved", Text(view.snapshot_error, style="bold red")
+    if view.replay is not None and view.replay.HasField("resume"):
+        yield "resume", Text(resume_in_words(view.replay.resume))
 
 
 def _facts(pairs: Iterable[Fact]) -> RenderableType:

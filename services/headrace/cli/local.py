@@ -18,9 +18,10 @@ from headrace.cli.ending import BROKEN, DONE, USAGE, Ending
 from headrace.cli.extras import check_installed
 from headrace.cli.fleet import parts, stop_order
 from headrace.cli.live import LiveDisplay
+from headrace.cli.past import Past
 from headrace.cli.plain import PlainDisplay
 from headrace.cli.preflight import preflight
-from headrace.cli.rundirs import RunLock, make_run_directory, write_config
+from headrace.cli.rundirs import RunLock, forget_addresses, make_run_directory, write_config
 from headrace.cli.session import Session
 from headrace.cli.summary import Summary
 from headrace.client.words import dropped_in_words
@@ -42,10 +43,17 @@ def run_here(path: Path, overrides: Sequence[str], *, plain: bool) -> int:
     console = Console(highlight=False, soft_wrap=True)
     for warning in checked.warnings:
         console.print(Text(f"warning: {warning}", style="yellow"))
-    config, directory = make_run_directory(checked.config, now=datetime.now(UTC).astimezone())
+    config, directory = make_run_directory(checked.config)
     with RunLock(directory):
+        past = Past.of(directory, config)
+        if past.finished:
+            console.print(Text(past.finished_in_words()))
+            return DONE
+        past.check_can_go_on(config)
         write_config(config, directory)
-        console.print(Text(f"run directory {directory.path}"))
+        forget_addresses(directory)
+        first = f"run directory {directory.path}"
+        console.print(Text(past.going_on_in_words() if past.began else first))
         live = console.is_terminal and not plain
         diary = Diary(
             LiveDisplay(console) if live else PlainDisplay(sys.stdout),
@@ -53,7 +61,7 @@ def run_here(path: Path, overrides: Sequence[str], *, plain: bool) -> int:
             run_id=config.run.run_id,
             clock=lambda: datetime.now(UTC),
         )
-        ending, summary = asyncio.run(_session(config, directory, diary))
+        ending, summary = asyncio.run(_session(config, past, diary))
         ending = unless_all_was_dropped(ending, summary.audit)
         diary.end(ending)
     console.print(Text(), summary.text(), sep="\n", soft_wrap=True)
@@ -77,16 +85,24 @@ def unless_all_was_dropped(ending: Ending, audit: replay_pb2.AuditResponse | Non
     return Ending(USAGE, (why,))
 
 
-async def _session(
-    config: Config, directory: RunDirectory, display: Display
-) -> tuple[Ending, Summary]:
+async def _session(config: Config, past: Past, display: Display) -> tuple[Ending, Summary]:
+    directory = past.directory
     session = Session(
-        config, parts(config, directory), stop_order(config), display, now=time.monotonic
+        config,
+        parts(config, directory),
+        stop_order(config),
+        display,
+        known_resume=past.last_resume,
+        now=time.monotonic,
     )
+    if past.began:
+        session.view.steps.read(directory.metrics_file)
     ending, audit = await session.run()
     session.view.steps.read(directory.metrics_file)
     audit = audit or _audit_journal(config, directory)
-    return ending, Summary(session.view, audit, directory, config.trainer.tensorboard)
+    return ending, Summary(
+        session.view, audit, directory, config.trainer.tensorboard, session.news.resumed
+    )
 
 
 def _audit_journal(config: Config, directory: RunDirectory) -> replay_pb2.AuditResponse | None:

@@ -49,7 +49,7 @@ def status(
 
     Works while the run lives, and afterwards from its journal.
 
-    Example: `headrace status --run runs/sort-digits-20261129-120000`
+    Example: `headrace status --run runs/sort-digits`
     """
     from headrace.cli.others import other_processes
     from headrace.client.tables import status_table

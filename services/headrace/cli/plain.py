@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, TextIO
 
-from headrace.cli.display import one_line
+from headrace.cli.display import one_line, progress_in_words
 from headrace.cli.view import View
 from headrace.client.words import wait_in_words
 
@@ -22,6 +22,7 @@ class PlainDisplay:
         self._last_s = float("-inf")
         self._last_tenth = 0
         self._stalled: set[tuple[str, str]] = set()
+        self._leaving = ""
 
     def start(self) -> None:
         """Nothing to prepare."""
@@ -37,10 +38,20 @@ class PlainDisplay:
     def update(self, view: View) -> None:
         """Write a line if it is time for one."""
         self._say_stalls(view)
+        if view.stopping:
+            self._say_leaving(view)
+            return
         tenth = view.steps.last // LINE_EVERY_STEPS
         if tenth > self._last_tenth or view.now - self._last_s >= LINE_EVERY_S:
             self._last_tenth, self._last_s = tenth, view.now
             self.say(one_line(view))
+
+    def _say_leaving(self, view: View) -> None:
+        """Say how far the end is, when it is another step of it."""
+        words = progress_in_words(view)
+        if words != self._leaving and view.leaving:
+            self._leaving = words
+            self.say(words)
 
     def _say_stalls(self, view: View) -> None:
         stalls = {(name, wait.name): wait for name, wait in view.stalls()}

@@ -14,7 +14,8 @@ PlainOption = Annotated[bool, typer.Option("--plain", help="Plain lines instead 
 def run(config: ConfigArgument, overrides: Overrides = None, plain: PlainOption = False) -> None:
     """Train on this machine: start every process, watch over them, sum up.
 
-    Ctrl-C stops it in order, a second one at once.
+    Ctrl-C stops it in order: the trainer saves its step first. A second one stops it at once. The
+    same command again goes on from the newest checkpoint; of a finished run it says so.
 
     Examples:
     - `headrace run examples/sort_digits.yaml`
@@ -27,7 +28,9 @@ def run(config: ConfigArgument, overrides: Overrides = None, plain: PlainOption 
 
     - 2 something is configured wrongly
 
-    - 4 the trainer died, 6 another process could not be kept alive
+    - 3 there are checkpoints, and all are damaged
+
+    - 4 the trainer died and cannot go on, 6 another process could not be kept alive
 
     - 5 stalled, with `watchdog.on_stall=fail`
 

@@ -1,11 +1,10 @@
-"""Makes run directories and keeps two runs out of one."""
+"""Makes run directories and keeps two launchers out of one."""
 
 from __future__ import annotations
 
 import fcntl
 import os
 import re
-from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -34,40 +33,36 @@ def with_run_directory(config: Config) -> Config:
     return _named(config, directory)
 
 
-def make_run_directory(
-    config: Config, *, now: datetime, below: Path = RUNS
-) -> tuple[Config, RunDirectory]:
-    """Make the directory of a new run: `run.run_dir`, or one named by the run and the time.
+def make_run_directory(config: Config, *, below: Path = RUNS) -> tuple[Config, RunDirectory]:
+    """Make the directory of a run if it is not there: `run.run_dir`, or one of the run's name.
 
-    Gives the configuration that knows of it, too.
+    The same configuration leads to the same directory, so that a run is gone on with. Gives the
+    configuration that knows of it, too.
 
     Raises:
-        UsageError: it cannot be made or written, or there was a run in it before.
+        UsageError: it cannot be made or written.
 
     """
-    directory = config.run.run_dir
-    if directory is None:
-        directory = _free(below.absolute() / f"{config.run.name}-{now:%Y%m%d-%H%M%S}")
+    directory = config.run.run_dir or below.absolute() / config.run.name
     _make(directory)
     return _named(config, directory), RunDirectory(directory)
 
 
 def write_config(config: Config, directory: RunDirectory) -> None:
-    """Write the resolved configuration into its run directory.
+    """Write the resolved configuration into its run directory, in place of an earlier one.
 
-    Raises:
-        UsageError: the directory holds a run already.
-
+    What may not change within a run is for its processes to refuse.
     """
-    if directory.journal.exists():
-        raise UsageError(
-            f"{directory.path} holds a run already; look at it with `headrace status --run "
-            f"{directory.path}`, and give another run.run_dir to start a new one"
-        )
     # Through a temporary file: `headrace status` may look at any moment.
     temporary = directory.config_file.with_suffix(".new")
     temporary.write_text(dump_config(config), encoding="utf-8")
     temporary.replace(directory.config_file)
+
+
+def forget_addresses(directory: RunDirectory) -> None:
+    """Remove what processes of an earlier life of the run have announced."""
+    for file in directory.endpoint_file("any").parent.glob("*.json"):
+        file.unlink(missing_ok=True)
 
 
 class RunLock:
@@ -91,7 +86,7 @@ class RunLock:
             self._file.close()
             raise UsageError(
                 f"{directory.path} is in use by another run (process {holder}); "
-                "give another run.run_dir, or stop that one"
+                "give another run.name or run.run_dir, or stop that one"
             ) from None
         self._file.truncate(0)
         self._file.write(f"{os.getpid()}\n")
@@ -107,15 +102,6 @@ class RunLock:
         trace: TracebackType | None,
     ) -> None:
         self._file.close()
-
-
-def _free(wanted: Path) -> Path:
-    """Two runs may start within a second."""
-    directory, number = wanted, 1
-    while directory.exists():
-        number += 1
-        directory = wanted.with_name(f"{wanted.name}-{number}")
-    return directory
 
 
 def _make(directory: Path) -> None:

@@ -1,7 +1,8 @@
 """One run from its first process to its last.
 
     start all ──► over: the trainer is done │ somebody died │ a stall │ Ctrl-C
-              ──► stop workers, feeder, trainer, store ──► audit ──► stop the replay buffer
+              ──► stop the trainer, which saves its step first, then the others in their order
+              ──► audit ──► stop the replay buffer
 
 Knows no process and no display from the inside.
 """
@@ -16,6 +17,7 @@ from typing import Final
 from headrace.cli.display import Display
 from headrace.cli.ending import INTERRUPTED, STALLED, Ending
 from headrace.cli.keeper import Part
+from headrace.cli.news import News
 from headrace.cli.supervisor import Supervisor
 from headrace.cli.view import View
 from headrace.cli.watcher import Watcher
@@ -38,10 +40,12 @@ class Session:
         parts: its processes.
         stop_order: who is stopped together, and in which order; the rest goes last.
         display: shows it.
+        known_resume: the resume that was the last one before.
         now: seconds of a monotonic clock.
 
     Attributes:
         view: the latest that is known of it.
+        news: what was said of it.
 
     """
 
@@ -52,20 +56,29 @@ class Session:
         stop_order: Sequence[Sequence[str]],
         display: Display,
         *,
+        known_resume: str = "",
         now: Callable[[], float],
     ) -> None:
         self.view = View(config.run.name, now(), now(), stall_after_s=config.watchdog.stall_after_s)
+        self.view.last_resume = known_resume
+        self.news = News(display.say, known_resume=known_resume)
+        self._saves = config.trainer.save_freq > 0
         self._fail_on_stall = config.watchdog.on_stall == "fail"
         self._stop_order = stop_order
         self._display = display
         self._now = now
         self._signals = 0
-        self._supervisor = Supervisor(parts, config.launcher, report=display.say, now=now)
-        names = self._supervisor.names
+        self._supervisor = Supervisor(
+            parts,
+            config.launcher,
+            report=display.say,
+            standing=lambda: self._watcher.standing(),
+            now=now,
+        )
         self._watcher = Watcher(
             self.view,
             self._supervisor.addresses,
-            names,
+            self._supervisor.names,
             security=Security.from_config(config),
             now=now,
         )
@@ -83,7 +96,7 @@ class Session:
         ]
         try:
             ending = await self._first_end(looking)
-            return ending, await self._stop()
+            return ending, await self._stop(saving=ending.exit_code == INTERRUPTED)
         finally:
             self._supervisor.kill()
             await self._supervisor.stop(self._supervisor.names)
@@ -105,13 +118,15 @@ class Session:
                 task.result()
         return await over
 
-    async def _stop(self) -> replay_pb2.AuditResponse | None:
+    async def _stop(self, *, saving: bool) -> replay_pb2.AuditResponse | None:
         self.view.stopping = True
         await self._watcher.ask_all()
         for names in self._stop_order:
-            await self._supervisor.stop(names)
+            self.view.leaving = tuple(names)
+            await self._supervisor.stop(names, saving=saving)
         audit = await self._watcher.audit()
         await self._watcher.ask_all()
+        self.view.leaving = ("replay",)
         await self._supervisor.stop(self._supervisor.names)
         self.view.now = self._now()
         return audit
@@ -122,6 +137,10 @@ class Session:
             self.view.kept = self._supervisor.kept
             self.view.restarts = self._supervisor.restarts
             self.view.warnings.extend(self._supervisor.log_warnings())
+            self.news.tell(self.view)
+            on = self.view.replay is not None and not self.view.replay.ended
+            if on and not self.view.stopping:
+                self._supervisor.call_back()
             if self._fail_on_stall and not self.view.stopping:
                 self._check_stalls()
             self._display.update(self.view)
@@ -135,7 +154,8 @@ class Session:
     def _interrupt(self) -> None:
         self._signals += 1
         if self._signals == 1:
-            self._display.say("stopping; a second Ctrl-C kills everything at once")
+            first = "the trainer saves its step first" if self._saves else "in order"
+            self._display.say(f"stopping: {first}; a second Ctrl-C kills everything at once")
             self._supervisor.end(Ending(INTERRUPTED, ("interrupted",)))
         else:
             self._supervisor.kill()

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from rich.text import Text
 
+from headrace.cli.display import checkpoint_in_words
 from headrace.cli.view import View
+from headrace.client.resumes import resume_in_words
 from headrace.client.steps import REWARD, STALENESS, STALENESS_MAX, TOKENS, mean
 from headrace.client.tables import Fact, facts, in_pairs
 from headrace.client.words import counts_in_words, duration
 from headrace.config.rundir import RunDirectory
-from headrace.v1 import replay_pb2
+from headrace.v1 import replay_pb2, resume_pb2
 
 FIRST_AND_LAST: Final = 10
 """Steps that the first and the last reward are means over."""
@@ -32,6 +35,8 @@ class Summary:
     """Where its files are."""
     tensorboard: bool
     """Whether there are TensorBoard logs."""
+    resumed: Sequence[resume_pb2.ResumeState] = ()
+    """How it was gone on with, each time."""
 
     def text(self) -> Text:
         """Lay it out."""
@@ -47,6 +52,9 @@ class Summary:
         ]
         if view.replay is not None and view.replay.regenerated:
             pairs.append(("regenerated", in_pairs(view.replay.regenerated)))
+        pairs += [("resumed", resume_in_words(each)) for each in self.resumed]
+        if words := checkpoint_in_words(view):
+            pairs.append(("checkpoint", words))
         pairs += [("waited", line) for line in self._waits()]
         pairs.append(("restarts", in_pairs(view.restarts) or "none"))
         pairs.append(("run directory", str(self.directory.path)))

@@ -11,8 +11,14 @@ from collections.abc import Callable, Iterable, Sequence
 
 from headrace.cli.addresses import Addresses
 from headrace.cli.ending import Ending
-from headrace.cli.keeper import Keeper, Part
+from headrace.cli.keeper import AskStanding, Keeper, Part
+from headrace.cli.standing import Standing
 from headrace.config.services import LauncherConfig
+
+
+async def nobody_knows() -> Standing | None:
+    """Stand in for a ledger that does not answer."""
+    return None
 
 
 class Supervisor:
@@ -22,6 +28,7 @@ class Supervisor:
         parts: The processes. Each is started once the addresses it needs are known.
         settings: Restarts and time limits.
         report: Takes lines for people.
+        standing: Asks where the run stands, when somebody died or went home.
         now: Seconds of a monotonic clock.
 
     Attributes:
@@ -35,12 +42,14 @@ class Supervisor:
         settings: LauncherConfig,
         *,
         report: Callable[[str], None],
+        standing: AskStanding = nobody_knows,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.addresses = Addresses()
         self._settings = settings
         self._keepers = {
-            part.name: Keeper(part, settings, now=now, report=report) for part in parts
+            part.name: Keeper(part, settings, now=now, report=report, standing=standing)
+            for part in parts
         }
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._over: asyncio.Future[Ending] = asyncio.get_running_loop().create_future()
@@ -67,7 +76,11 @@ class Supervisor:
     @property
     def kept(self) -> frozenset[str]:
         """The processes that should be alive."""
-        return frozenset(name for name, task in self._tasks.items() if not task.done())
+        return frozenset(
+            name
+            for name, task in self._tasks.items()
+            if not task.done() and not self._keepers[name].at_home
+        )
 
     @property
     def restarts(self) -> dict[str, int]:
@@ -83,11 +96,21 @@ class Supervisor:
             for line in keeper.child.log.new_warnings()
         ]
 
-    async def stop(self, names: Iterable[str]) -> None:
-        """End these processes for good, together; those that do not go in time are killed."""
+    def call_back(self) -> None:
+        """Start those again that went home: the run goes on."""
+        for keeper in self._keepers.values():
+            keeper.call_back()
+
+    async def stop(self, names: Iterable[str], *, saving: bool = False) -> None:
+        """End these processes for good, together; those that do not go in time are killed.
+
+        Args:
+            names: The processes.
+            saving: Whether they get the time to save what they do.
+
+        """
         names = list(names)
-        grace_s = self._settings.stop_grace_s
-        await asyncio.gather(*(self._keepers[name].stop(grace_s) for name in names))
+        await asyncio.gather(*(self._stop(self._keepers[name], saving) for name in names))
         for name in names:
             if name in self._tasks:
                 await self._tasks[name]
@@ -96,6 +119,9 @@ class Supervisor:
         """End all processes for good, at once."""
         for keeper in self._keepers.values():
             keeper.kill()
+
+    async def _stop(self, keeper: Keeper, saving: bool) -> None:
+        await keeper.stop(self._settings.stop_grace_s + (keeper.part.saving_s if saving else 0.0))
 
     async def _keep(self, keeper: Keeper) -> None:
         try:

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from headrace.client.steps import Steps
-from headrace.v1 import replay_pb2, rollout_pb2, status_pb2, trainer_pb2
+from headrace.v1 import checkpoint_pb2, replay_pb2, rollout_pb2, status_pb2, trainer_pb2
 
-SERVICES: Final = frozenset({"replay", "feeder", "store", "trainer"})
+SERVICES: Final = frozenset({"replay", "feeder", "store", "trainer", "checkpoint"})
 """The processes of a run beside its workers."""
 RATE_WINDOW_S: Final = 15.0
 """The span of time over which tokens per second are counted."""
@@ -65,6 +65,8 @@ class View:
     """The ledger."""
     trainer: trainer_pb2.GetTrainerStatusResponse | None = None
     """The trainer."""
+    coordinator: checkpoint_pb2.GetCoordinatorStatusResponse | None = None
+    """The checkpoint coordinator; None in a run without checkpoints."""
     workers: dict[str, rollout_pb2.GetWorkerStatusResponse] = field(default_factory=dict)
     """The workers, by name."""
     processes: dict[str, status_pb2.ProcessStatus] = field(default_factory=dict)
@@ -73,6 +75,8 @@ class View:
     """When each process that has announced itself last answered."""
     steps: Steps = field(default_factory=Steps)
     """The trainer's steps."""
+    last_resume: str = ""
+    """The resume that the steps are known since."""
     tokens: TokenCount = field(default_factory=TokenCount)
     """What the workers have sampled."""
     worker_tokens: defaultdict[str, TokenCount] = field(
@@ -89,6 +93,8 @@ class View:
     """Processes that should be alive."""
     stopping: bool = False
     """Whether the run is being ended."""
+    leaving: tuple[str, ...] = ()
+    """The processes that are being ended now."""
     stall_after_s: float = 300.0
     """How long a process may be silent."""
     asker: str = "the launcher"
@@ -122,6 +128,27 @@ class View:
     def total_steps(self) -> int:
         """Steps in the run; 0 while not known."""
         return self.replay.total_steps if self.replay is not None else 0
+
+    @property
+    def saved_step(self) -> int:
+        """The step of the newest checkpoint; 0 if there is none."""
+        return self.replay.saved_step if self.replay is not None else 0
+
+    @property
+    def saving_step(self) -> int:
+        """The step whose checkpoint is being made; 0 if none is."""
+        if self.replay is not None and self.replay.HasField("snapshot"):
+            return self.replay.snapshot.step
+        saving = trainer_pb2.TRAINER_PHASE_SAVING
+        return self.trainer.step if self.trainer and self.trainer.phase == saving else 0
+
+    @property
+    def snapshot_error(self) -> str:
+        """Why the last snapshot failed; empty if it did not."""
+        for said in (self.coordinator, self.trainer):
+            if said is not None and said.snapshot_error:
+                return said.snapshot_error
+        return ""
 
     def _goes_home(self, name: str) -> bool:
         """Whether it is a worker that was sent home: what it said last does not hold any more."""

@@ -14,12 +14,15 @@ from typing import Any, Final
 import grpc
 
 from headrace.cli.addresses import Addresses
+from headrace.cli.standing import Standing
 from headrace.cli.view import View
 from headrace.errors import HeadraceError
 from headrace.rpc.channel import open_channel
 from headrace.rpc.failures import detail_of, failure_of
 from headrace.rpc.security import Security
 from headrace.v1 import (
+    checkpoint_pb2,
+    checkpoint_pb2_grpc,
     feeder_pb2,
     feeder_pb2_grpc,
     replay_pb2,
@@ -39,8 +42,9 @@ ANSWER_WITHIN_S: Final = 2.0
 """How long it may take."""
 AUDIT_WITHIN_S: Final = 30.0
 """How long an audit may take."""
-STREAM_S: Final = 24 * 3600.0
-"""After this long the stream of steps is opened again."""
+STREAM_S: Final = 10.0
+"""After this long the stream of steps is opened again: after a resume it leads on from an earlier
+step."""
 
 
 class Watcher:
@@ -100,6 +104,16 @@ class Watcher:
             return answer
         return None
 
+    async def standing(self) -> Standing | None:
+        """Ask where the run stands; None if nobody can say."""
+        if "replay" not in self._addresses.all:
+            return None
+        try:
+            status = await self.reach()
+        except HeadraceError:
+            return None
+        return Standing.of(status) if status is not None else None
+
     async def reach(self) -> replay_pb2.GetReplayStatusResponse | None:
         """Ask the replay buffer; None if it does not answer.
 
@@ -158,6 +172,7 @@ class Watcher:
             "trainer": self._ask_trainer,
             "store": self._ask_store,
             "feeder": self._ask_feeder,
+            "checkpoint": self._ask_coordinator,
         }
         return special.get(name, self._ask_worker)
 
@@ -167,6 +182,10 @@ class Watcher:
             replay_pb2.GetReplayStatusRequest(), timeout=ANSWER_WITHIN_S
         )
         self._view.replay = answer
+        resume = answer.resume
+        if resume.lineage and resume.resume_id != self._view.last_resume:
+            self._view.last_resume = resume.resume_id
+            self._view.steps.forget_after(resume.step)
         if answer.paused:
             self._view.paused_until = self._now()
         return answer.process
@@ -191,6 +210,14 @@ class Watcher:
         answer: feeder_pb2.GetFeederStatusResponse = await stub.GetFeederStatus(
             feeder_pb2.GetFeederStatusRequest(), timeout=ANSWER_WITHIN_S
         )
+        return answer.process
+
+    async def _ask_coordinator(self, name: str) -> status_pb2.ProcessStatus:
+        stub: Any = checkpoint_pb2_grpc.CheckpointCoordinatorServiceStub(self._channel(name))
+        answer: checkpoint_pb2.GetCoordinatorStatusResponse = await stub.GetCoordinatorStatus(
+            checkpoint_pb2.GetCoordinatorStatusRequest(), timeout=ANSWER_WITHIN_S
+        )
+        self._view.coordinator = answer
         return answer.process
 
     async def _ask_worker(self, name: str) -> status_pb2.ProcessStatus:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import json
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from headrace.client.steps import read_lines
 from headrace.client.words import reason_name, state_name
 from headrace.errors import UsageError
 from headrace.v1 import prompt_pb2
@@ -91,9 +91,7 @@ def steps_frame(steps: Mapping[int, Mapping[str, float]]) -> pd.DataFrame:
 
 def read_steps(file: Path) -> dict[int, dict[str, float]]:
     """Read a run directory's `metrics.jsonl`: metrics by step."""
-    steps = {}
-    for line in file.read_text(encoding="utf-8").splitlines():
-        values = json.loads(line)
-        step = int(values.pop("step"))
-        steps[step] = {name: math.nan if v is None else float(v) for name, v in values.items()}
-    return steps
+    return {
+        step: {name: math.nan if v is None else float(v) for name, v in values.items()}
+        for step, values in read_lines(file).items()
+    }

@@ -40,12 +40,14 @@ class Steps:
 
     def read(self, file: Path) -> None:
         """Take the steps that were missed, from the run directory's metrics."""
-        if not file.exists():
-            return
-        for line in file.read_text(encoding="utf-8").splitlines():
-            values = json.loads(line)
+        for step, values in read_lines(file).items():
             metrics = {name: value for name, value in values.items() if value is not None}
-            self._metrics.setdefault(int(values["step"]), metrics)
+            self._metrics.setdefault(step, metrics)
+
+    def forget_after(self, step: int) -> None:
+        """Forget what came after a step: the run went back to it."""
+        self._metrics = {each: m for each, m in self._metrics.items() if each <= step}
+        self._times.clear()
 
     @property
     def last(self) -> int:
@@ -75,6 +77,25 @@ class Steps:
             return None
         since = now - self._times[-1][1] if self._times else 0.0
         return max(0.0, (total - self.last) * each - since)
+
+
+def read_lines(file: Path) -> dict[int, dict[str, float | None]]:
+    """Read a run directory's `metrics.jsonl`: metrics by step; none if it is not there.
+
+    A run that went back to a step has written its later steps again: the last lines count. A line
+    that was cut short, as its writer was killed, is left out.
+    """
+    steps: dict[int, dict[str, float | None]] = {}
+    for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else ():
+        try:
+            values = json.loads(line)
+        except ValueError:
+            continue
+        step = int(values.pop("step"))
+        while steps and next(reversed(steps)) >= step:
+            steps.popitem()
+        steps[step] = values
+    return steps
 
 
 def mean(values: list[float]) -> float | None:

@@ -16,8 +16,8 @@ class RunSection(Section):
     name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")
     """A name for people, and of the run directory."""
     run_dir: Path | None = None
-    """Where the run keeps its files; null = `runs/{name}-{date and time}` below the current
-    folder."""
+    """Where the run keeps its files; null = `runs/{name}` below the current folder. A run that is
+    there already is gone on with."""
     run_id: str = Field(default="", pattern=r"^[A-Za-z0-9-]{0,64}$")
     """Identity of the run; empty = made from the run directory's name."""
 

@@ -17,7 +17,7 @@ def top(
     Keys: `w` and a uid show where that prompt is, Esc leads back, `q` leaves.
     Without a terminal it prints the run once.
 
-    Example: `headrace top --run runs/sort-digits-20261129-120000`
+    Example: `headrace top --run runs/sort-digits`
     """
     import asyncio
     import sys
