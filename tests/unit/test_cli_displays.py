@@ -4,23 +4,33 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
-from headrace.cli.display import one_line
+from headrace.cli.display import checkpoint_in_words, one_line
 from headrace.cli.ending import DONE, USAGE, Ending
 from headrace.cli.live import panel
 from headrace.cli.local import unless_all_was_dropped
+from headrace.cli.news import News
 from headrace.cli.plain import PlainDisplay
 from headrace.cli.summary import Summary
 from headrace.cli.view import View
 from headrace.client.history import detail_in_words
-from headrace.client.steps import REWARD, STALENESS, STALENESS_MAX, TOKENS
+from headrace.client.resumes import resume_in_words
+from headrace.client.steps import REWARD, STALENESS, STALENESS_MAX, TOKENS, Steps
 from headrace.client.tables import columns, facts
 from headrace.client.words import counts_in_words, duration, size
 from headrace.config.rundir import RunDirectory
-from headrace.v1 import prompt_pb2, rollout_pb2, status_pb2
+from headrace.v1 import (
+    checkpoint_pb2,
+    prompt_pb2,
+    resume_pb2,
+    rollout_pb2,
+    status_pb2,
+    trainer_pb2,
+)
 from headrace.v1 import replay_pb2 as pb
 
 COUNTS = prompt_pb2.StateCounts(
@@ -238,3 +248,116 @@ def test_an_events_detail_is_a_line_for_people() -> None:
     )
     assert detail_in_words("") == ""
     assert detail_in_words("not json") == "not json"
+
+
+def resumed(**changes: Any) -> resume_pb2.ResumeState:
+    values: dict[str, Any] = {
+        "resume_id": "a",
+        "phase": resume_pb2.RESUME_PHASE_OPEN,
+        "step": 5,
+        "lineage": "l1",
+        "counts": prompt_pb2.StateCounts(pending=2, running=1, finished=16),
+        "reissued_count": 3,
+        "sessions_kept_count": 2,
+        "dropped_count": 4,
+        "topped_up_count": 1,
+    }
+    return resume_pb2.ResumeState(**values | changes)
+
+
+def test_a_resume_is_a_line() -> None:
+    assert resume_in_words(resumed()) == (
+        "resumed from step 5: 12 groups kept, 3 reissued (2 sessions kept), 4 dropped as stale, "
+        "1 fed"
+    )
+    assert resume_in_words(
+        resumed(step=0, dropped_count=0, topped_up_count=0, untrained_count=8)
+    ) == (
+        "resumed from the beginning: 16 groups kept, 3 reissued (2 sessions kept), "
+        "8 to be trained on again"
+    )
+    assert resume_in_words(resumed(phase=resume_pb2.RESUME_PHASE_WARMUP)) == (
+        "resuming from step 5: filling the window"
+    )
+
+
+def test_each_resume_is_said_once_and_one_of_before_is_no_news(view: View) -> None:
+    said: list[str] = []
+    news = News(said.append, known_resume="old")
+    assert view.replay is not None
+    under_way = resumed(phase=resume_pb2.RESUME_PHASE_STORE)
+    for resume in (resumed(resume_id="old"), under_way, resumed(), resumed()):
+        view.replay.resume.CopyFrom(resume)
+        news.tell(view)
+
+    assert said == [resume_in_words(resumed())]
+    assert news.resumed == [resumed()]
+
+
+def test_a_snapshot_that_failed_is_a_warning_each_time_and_stays_in_sight(view: View) -> None:
+    said: list[str] = []
+    news = News(said.append)
+    assert view.replay is not None
+    view.replay.saved_step = 10
+    for error in ("", "no space left", "no space left", "", "no space left"):
+        view.coordinator = checkpoint_pb2.GetCoordinatorStatusResponse(snapshot_error=error)
+        news.tell(view)
+
+    line = "warning: no checkpoint was made: no space left; that of step 10 stays the newest"
+    assert said == [line, line]
+    assert one_line(view).endswith("saved 10  NOT SAVED: no space left")
+    assert "no space left" in drawn(view)
+
+
+def test_the_newest_checkpoint_is_shown_with_what_it_cost(view: View) -> None:
+    assert view.replay is not None
+    assert "checkpoint" not in drawn(view)
+    view.replay.saved_step = 10
+    view.replay.snapshot.step = 20
+    view.coordinator = checkpoint_pb2.GetCoordinatorStatusResponse(
+        snapshot_bytes=3 * 2**20, snapshot_seconds=2.5
+    )
+    view.trainer = trainer_pb2.GetTrainerStatusResponse(snapshot_stall_s=0.05)
+
+    assert checkpoint_in_words(view) == (
+        "step 10, 3.0 MiB in 2.5 s, training stood still for 0.05 s, saving step 20"
+    )
+    assert "step 10, 3.0 MiB in 2.5 s" in drawn(view)
+
+
+def test_the_end_is_told_as_it_goes(view: View) -> None:
+    assert view.replay is not None
+    stream = io.StringIO()
+    display = PlainDisplay(stream)
+    view.processes.clear()
+    view.stopping = True
+    view.leaving = ("trainer",)
+    view.trainer = trainer_pb2.GetTrainerStatusResponse(
+        step=12, phase=trainer_pb2.TRAINER_PHASE_UPDATING
+    )
+    display.update(view)
+    display.update(view)
+    view.replay.snapshot.step = 12
+    display.update(view)
+    view.leaving = ("worker-0", "worker-1")
+    display.update(view)
+
+    assert stream.getvalue().splitlines() == [
+        "stopping: the trainer is at step 12",
+        "saving step 12",
+        "stopping worker-0, worker-1",
+    ]
+
+
+def test_steps_of_a_run_that_went_back_are_those_of_the_last_time(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    rows = [(1, 0.1), (2, 0.2), (3, 0.3), (2, 0.25)]
+    lines = [f'{{"step": {step}, "{REWARD}": {reward}}}\n' for step, reward in rows]
+    file.write_text("".join(lines) + '{"step": 3, "crit')
+    steps = Steps()
+
+    steps.read(file)
+    assert (steps.last, steps.series(REWARD)) == (2, [0.1, 0.25])
+
+    steps.forget_after(1)
+    assert (steps.last, steps.series(REWARD)) == (1, [0.1])

@@ -12,6 +12,8 @@ from headrace.config.rundir import RunDirectory
 from headrace.rpc.channel import open_sync_channel
 from headrace.rpc.security import Security
 from headrace.v1 import (
+    checkpoint_pb2,
+    checkpoint_pb2_grpc,
     feeder_pb2,
     feeder_pb2_grpc,
     rollout_pb2,
@@ -56,6 +58,11 @@ def _ask(name: str, channel: grpc.Channel) -> status_pb2.ProcessStatus:
         trainer = trainer_pb2_grpc.TrainerServiceStub(channel)
         return trainer.GetTrainerStatus(
             trainer_pb2.GetTrainerStatusRequest(), timeout=TIMEOUT_S
+        ).process
+    if name == "checkpoint":
+        coordinator = checkpoint_pb2_grpc.CheckpointCoordinatorServiceStub(channel)
+        return coordinator.GetCoordinatorStatus(
+            checkpoint_pb2.GetCoordinatorStatusRequest(), timeout=TIMEOUT_S
         ).process
     worker = rollout_pb2_grpc.RolloutWorkerServiceStub(channel)
     return worker.GetWorkerStatus(rollout_pb2.GetWorkerStatusRequest(), timeout=TIMEOUT_S).process

@@ -17,6 +17,8 @@ from headrace.rpc import announce
 from headrace.rpc.channel import open_sync_channel
 from headrace.rpc.security import Security
 from headrace.v1 import (
+    checkpoint_pb2,
+    checkpoint_pb2_grpc,
     feeder_pb2,
     feeder_pb2_grpc,
     rollout_pb2,
@@ -113,6 +115,11 @@ def _ask(name: str, channel: grpc.Channel) -> Any:
         trainer = trainer_pb2_grpc.TrainerServiceStub(channel)
         return trainer.GetTrainerStatus.future(
             trainer_pb2.GetTrainerStatusRequest(), timeout=TIMEOUT_S
+        )
+    if name == "checkpoint":
+        coordinator = checkpoint_pb2_grpc.CheckpointCoordinatorServiceStub(channel)
+        return coordinator.GetCoordinatorStatus.future(
+            checkpoint_pb2.GetCoordinatorStatusRequest(), timeout=TIMEOUT_S
         )
     worker = rollout_pb2_grpc.RolloutWorkerServiceStub(channel)
     return worker.GetWorkerStatus.future(rollout_pb2.GetWorkerStatusRequest(), timeout=TIMEOUT_S)

@@ -56,14 +56,20 @@ def resume_in_words(resume: resume_pb2.ResumeState) -> str:
 
 
 def kept_count(resume: resume_pb2.ResumeState) -> int:
-    """Count the groups that are live and need not be generated again."""
+    """Count the groups that stay live and need not be generated again."""
     live = sum(int(getattr(resume.counts, state)) for state in LIVE_STATES)
-    return max(0, live - resume.reissued_count)
+    return max(0, live - resume.reissued_count - resume.dropped_count)
 
 
 def timeline_in_words(status: replay_pb2.GetReplayStatusResponse) -> str:
-    """`3f2a91, which left 77ab01 after step 5`; empty where a run never resumed."""
+    """`3f2a91, which left 77ab01 after step 5`; of a run that never resumed only the name."""
     if len(status.lineages) < 2:
-        return ""
+        return status.lineage
     last = status.lineages[-1]
-    return f"{last.id}, which left {last.parent} after step {last.fork_step}"
+    return f"{last.id}, which left {last.parent} after {origin(last.fork_step)}"
+
+
+def saved_in_words(status: replay_pb2.GetReplayStatusResponse) -> str:
+    """`step 20, saving step 40`."""
+    saved = f"step {status.saved_step}" if status.saved_step else "none"
+    return f"{saved}, saving step {status.snapshot.step}" if status.HasField("snapshot") else saved

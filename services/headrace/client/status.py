@@ -8,6 +8,7 @@ from typing import Final
 
 from headrace.client import html
 from headrace.client.peers import Roll
+from headrace.client.resumes import resume_in_words, saved_in_words, timeline_in_words
 from headrace.client.tables import status_table
 from headrace.client.words import (
     LIVE_STATES,
@@ -51,6 +52,11 @@ class Status:
     def total_steps(self) -> int:
         """Steps in the whole run; 0 while not known."""
         return self.answer.total_steps
+
+    @property
+    def saved_step(self) -> int:
+        """The step of the newest checkpoint; 0 if there is none."""
+        return self.answer.saved_step
 
     @property
     def paused(self) -> bool:
@@ -137,6 +143,10 @@ class Status:
             yield "staleness", f"span of finished groups {self.staleness:.2f} (1 = on-policy)"
         if answer.HasField("latest_weights"):
             yield "weights", f"version {answer.latest_weights.id.version}"
+        yield "time line", timeline_in_words(answer)
+        yield "checkpoint", saved_in_words(answer)
+        if answer.HasField("resume"):
+            yield "resume", resume_in_words(answer.resume)
         if answer.store_capacity_bytes:
             used, capacity = answer.store_reserved_bytes, answer.store_capacity_bytes
             yield "store", f"{size(used)} of {size(capacity)}"

@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.text import Text
 
+from headrace.client.resumes import resume_in_words, saved_in_words, timeline_in_words
 from headrace.client.words import (
     circuit_name,
     counts_in_words,
@@ -58,8 +59,12 @@ def status_table(
         ("prompts", counts_in_words(status.counts)),
         ("window", f"{window_in_words(status)} (demand {status.demand})"),
         ("weights", weights if status.HasField("latest_weights") else "none yet"),
+        ("time line", timeline_in_words(status)),
+        ("checkpoint", saved_in_words(status)),
         ("store", f"{size(status.store_reserved_bytes)} of {size(status.store_capacity_bytes)}"),
     ]
+    if status.HasField("resume"):
+        pairs.append(("resume", resume_in_words(status.resume)))
     if status.finished_spans:
         spans = ", ".join(f"{n} x {span}" for span, n in sorted(status.finished_spans.items()))
         pairs.append(("spans", f"{spans} (groups x span, finished)"))

@@ -12,10 +12,16 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from headrace.cli.display import progress_in_words
+from headrace.cli.display import checkpoint_in_words, progress_in_words
 from headrace.cli.top.dialog import Dialog, Mode
 from headrace.cli.view import View
 from headrace.client.history import history_table
+from headrace.client.resumes import (
+    is_open,
+    resume_in_words,
+    saved_in_words,
+    timeline_in_words,
+)
 from headrace.client.steps import REWARD, STALENESS, sparkline
 from headrace.client.words import (
     circuit_in_words,
@@ -40,7 +46,7 @@ STATES: Final = (
 )
 """States in the window's bar: those nearest to the trainer first."""
 BAR_WIDTH: Final = 40
-OTHER_LINES: Final = 18
+OTHER_LINES: Final = 21
 """Lines that are neither workers nor waits."""
 FEWEST_ROWS: Final = 3
 SPARKS: Final = 50
@@ -122,6 +128,11 @@ def _facts(view: View) -> RenderableType:
         grid.add_row("spans", _spans(view, replay))
         room = f"{size(replay.store_reserved_bytes)} of {size(replay.store_capacity_bytes)}"
         grid.add_row("store", room)
+        grid.add_row("time line", timeline_in_words(replay))
+        grid.add_row("checkpoint", _saved(view, replay))
+        if replay.HasField("resume"):
+            style = "" if is_open(replay.resume) else "bold yellow"
+            grid.add_row("resume", Text(resume_in_words(replay.resume), style=style))
         grid.add_row("circuit", _circuit(replay))
         if replay.paused:
             paused = "feeding and leasing are stopped; `headrace resume` lets them go on"
@@ -152,6 +163,11 @@ def _spans(view: View, replay: replay_pb2.GetReplayStatusResponse) -> str:
     finished = f"finished groups {waiting:.2f} (1 = on-policy)" if waiting is not None else "-"
     trained = view.steps.value(STALENESS)
     return finished + (f", trained {trained:.2f} versions old" if trained is not None else "")
+
+
+def _saved(view: View, replay: replay_pb2.GetReplayStatusResponse) -> Text:
+    text = Text(checkpoint_in_words(view) or saved_in_words(replay))
+    return text.append(f"; {view.snapshot_error}", "bold red") if view.snapshot_error else text
 
 
 def _circuit(replay: replay_pb2.GetReplayStatusResponse) -> Text:
