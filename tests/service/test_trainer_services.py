@@ -43,7 +43,12 @@ def config_file(directory: Path) -> Path:
             "tokenizer": {"alphabet": "0123", "eos": ";"},
         },
         "rollout": {"n": SESSIONS},
-        "trainer": {"threads": 1, "tensorboard": False, "parameter_sync_step": 2},
+        "trainer": {
+            "threads": 1,
+            "tensorboard": False,
+            "parameter_sync_step": 2,
+            "save_freq": -1,
+        },
     }
     path = directory / "config.yaml"
     path.write_text(yaml.safe_dump(settings))

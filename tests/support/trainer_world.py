@@ -110,6 +110,11 @@ class Peers(
         self.calls.append(("commit", request.step))
         return pb.CommitStepResponse(ended=request.step == self.total_steps)
 
+    async def EndRun(self, request: pb.EndRunRequest, context: Context) -> pb.EndRunResponse:
+        self.calls.append(("end",))
+        assert request.incarnation == 7
+        return pb.EndRunResponse()
+
     # The store.
 
     async def GetTrajectories(

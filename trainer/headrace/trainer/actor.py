@@ -32,6 +32,13 @@ class Actor:
             gradient.
 
     With `algorithm.kl_loss_coef` the model as it is now is kept as the reference.
+
+    Attributes:
+        model: what learns.
+        reference: what it was at the beginning; None without a KL loss.
+        optimizer: its optimizer.
+        updates: how many have been made; the learning rate follows from it.
+
     """
 
     def __init__(
@@ -51,12 +58,12 @@ class Actor:
         self._total_updates = total_updates
         self._warmup_updates = warmup_updates
         self._micro_batch_size = micro_batch_size
-        self._reference = None
+        self.reference: Any = None
         if algorithm.kl_loss_coef > 0:
-            self._reference = copy.deepcopy(model).requires_grad_(False)
-        self._updates = 0
+            self.reference = copy.deepcopy(model).requires_grad_(False)
+        self.updates = 0
         self._parameters = [p for p in model.parameters() if p.requires_grad]
-        self._optimizer = torch.optim.AdamW(
+        self.optimizer = torch.optim.AdamW(
             self._parameters, lr=optim.lr, betas=optim.betas, weight_decay=optim.weight_decay
         )
 
@@ -72,18 +79,18 @@ class Actor:
         metrics = self.accumulate(batch)
         norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._optim.clip_grad)
         rate = self._optim.lr * learning_rate_share(
-            self._updates,
+            self.updates,
             total=self._total_updates,
             warmup=self._warmup_updates,
             shape=self._optim.lr_schedule,
             min_ratio=self._optim.lr_min_ratio,
         )
         if torch.isfinite(norm):
-            for group in self._optimizer.param_groups:
+            for group in self.optimizer.param_groups:
                 group["lr"] = rate
-            self._optimizer.step()
-        self._optimizer.zero_grad()
-        self._updates += 1
+            self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.updates += 1
         return {**metrics, "actor/grad_norm": float(norm), "actor/lr": rate}
 
     def accumulate(self, batch: Batch) -> dict[str, float]:
@@ -102,7 +109,7 @@ class Actor:
             width = micro.loss_mask.shape[1]
             self._accumulate(micro, weights[rows, :width], shares[rows, :width], totals)
         metrics = {name: float(value) for name, value in totals.items()}
-        if self._reference is not None:
+        if self.reference is not None:
             metrics["actor/kl_coef"] = self._algorithm.kl_loss_coef
         return metrics
 
@@ -128,9 +135,9 @@ class Actor:
         )
         loss = (terms.loss * weights).sum()
         totals["actor/pg_loss"] += loss.detach()
-        if self._reference is not None:
+        if self.reference is not None:
             with torch.no_grad():
-                reference = score(self._reference, micro)
+                reference = score(self.reference, micro)
             kl = kl_estimate(scores.logprobs, reference.logprobs, algorithm.kl_loss_type)
             kl_loss = (kl * weights).sum()
             totals["actor/kl_loss"] += kl_loss.detach()

@@ -19,6 +19,8 @@ REWARD: Final = "critic/rewards/mean"
 TOKENS: Final = "perf/total_num_tokens"
 TIMES: Final = "timing_s/"
 """Begins the names of times."""
+OUTCOMES: Final = ("saved", "failed", "skipped")
+"""What may become of a snapshot."""
 PHASES: Final = {
     value: name.removeprefix("TRAINER_PHASE_").lower()
     for name, value in TrainerPhase.items()
@@ -50,6 +52,20 @@ class ProgressMetrics:
         if progress.last is not None and REWARD in progress.last:
             reward.add_metric([], progress.last[REWARD])
         yield reward
+        yield gauge(
+            "headrace_trainer_saved_step",
+            "The last step that is in a checkpoint; 0 if none.",
+            progress.saved_step,
+        )
+        yield gauge(
+            "headrace_trainer_snapshot_stall_seconds",
+            "For how long training stood still for the last snapshot.",
+            progress.snapshot_stall_s,
+        )
+        snapshots = {outcome: progress.snapshots[outcome] for outcome in OUTCOMES}
+        yield counters(
+            "headrace_trainer_snapshots", "Snapshots, by what became of them.", "outcome", snapshots
+        )
         yield counter("headrace_trainer_tokens", "Tokens trained on.", progress.totals[TOKENS])
         seconds = {
             name.removeprefix(TIMES): total

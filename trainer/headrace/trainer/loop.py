@@ -1,35 +1,38 @@
 """The training loop: what happens in a step, and in which order.
 
     for each part: sample ─► read ─► advantages ─► update
-    commit ─► write weights ─► publish ─► delete the step's trajectories ─► log
+    commit ─► snapshot? ─► write weights ─► publish ─► delete the step's trajectories ─► log
 
 Knows the order of calls; batches, learning, files and metrics are others' business.
 """
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import grpc
 import numpy as np
 import numpy.typing as npt
 
+from headrace.errors import HeadraceError
+from headrace.failpoints import reach
 from headrace.log import get_logger
-from headrace.rpc.calls import persist
+from headrace.rpc.calls import Stopped, persist
 from headrace.rpc.waits import Waits
 from headrace.trainer.actor import Actor
 from headrace.trainer.advantage import grpo_advantages
 from headrace.trainer.batch import collate
 from headrace.trainer.compute import ComputeThread
+from headrace.trainer.departure import Departure
 from headrace.trainer.metrics import StepMetrics
 from headrace.trainer.progress import Progress
 from headrace.trainer.publisher import WeightsWriter
 from headrace.trainer.recorder import Recorder
 from headrace.trainer.sampling import BatchSource, Part
+from headrace.trainer.saver import Saver
 from headrace.v1 import prompt_pb2, replay_pb2_grpc, store_pb2, store_pb2_grpc
 from headrace.v1 import replay_pb2 as pb
 from headrace.v1.trainer_pb2 import TrainerPhase
@@ -40,6 +43,9 @@ if TYPE_CHECKING:
 
 DELETE_S = 10.0
 """How long a deletion may take; the store's own sweep removes what it misses."""
+
+WAITING: Final = (TrainerPhase.TRAINER_PHASE_RESUMING, TrainerPhase.TRAINER_PHASE_SAMPLING)
+"""Phases in which others are at work."""
 
 log = get_logger()
 
@@ -58,8 +64,14 @@ class LoopSettings:
     """Whether advantages are divided by the group's standard deviation."""
     pad_id: int
     """The padding token."""
+    first_step: int = 1
+    """Where training begins: the step after the one that the actor's state is of."""
     address: str = ""
     """Where the trainer listens, for those who ask the replay buffer."""
+
+
+class NotSavedError(HeadraceError):
+    """Everything is trained, and no checkpoint has it."""
 
 
 class TrainingLoop:
@@ -74,7 +86,8 @@ class TrainingLoop:
         writer: writes weights.
         progress: is told where the loop is.
         waits: where waits are registered.
-        stopping: ends the loop at the next wait.
+        departure: says when to leave: after the step, or at the next wait.
+        saver: makes checkpoints; None = there are none.
         now: seconds of a monotonic clock.
 
     """
@@ -90,7 +103,8 @@ class TrainingLoop:
         writer: WeightsWriter,
         progress: Progress,
         waits: Waits,
-        stopping: asyncio.Event,
+        departure: Departure,
+        saver: Saver | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings
@@ -103,28 +117,38 @@ class TrainingLoop:
             part_count=settings.part_count,
             address=settings.address,
             waits=waits,
-            stopping=stopping,
+            stopping=departure.leaving,
         )
         self._actor = actor
         self._compute = compute
         self._writer = writer
         self._progress = progress
         self._waits = waits
-        self._stopping = stopping
+        self._departure = departure
+        self._stopping = departure.leaving
+        self._saver = saver
         self._now = now
+        departure.loses_nothing = self._loses_nothing
+        self._committed = settings.first_step - 1
+        self._is_torn = False
+        """Whether the weights are of no step: some parts of one are in them."""
 
     async def run(self, recorder: Recorder) -> None:
         """Train until the steps or the data are at their end, and write each step's metrics.
 
         Raises:
             TrainerFencedError: a newer trainer has registered.
-            Stopped: the process is to stop.
+            NotSavedError: the last step cannot be saved.
+            Stopped: the process was told to stop.
 
         """
-        step = 1
+        step = self._progress.step = self._settings.first_step
         while await self._step(step, recorder):
+            if self._departure.asked.is_set():
+                await self._leave()
             step += 1
             self._progress.step = step
+        await self._end()
         self._progress.phase = TrainerPhase.TRAINER_PHASE_FINISHED
         log.info("training_ended", weight_version=self._progress.weight_version)
 
@@ -156,9 +180,11 @@ class TrainingLoop:
         for number in range(self._settings.part_count):
             part = await self._sample(step, number, gathered)
             if part is None:
+                self._is_torn = number > 0
                 return False
             keys += part.keys
             await self._update(part, gathered)
+        reach("trainer.updated")
         committed = await persist(
             self._replay.CommitStep,
             pb.CommitStepRequest(incarnation=self._settings.incarnation, step=step),
@@ -167,14 +193,70 @@ class TrainingLoop:
             owner="replay",
             stopping=self._stopping,
         )
+        self._committed = step
+        reach("trainer.committed")
+        await self._save(step, gathered, is_last=committed.ended)
         since = self._now()
         await self.publish(step)
         gathered.add_seconds("update_weights", self._now() - since)
+        reach("trainer.published")
         await self._delete(keys)
         metrics = gathered.summary(step_s=self._now() - begun)
         await self._compute.run(recorder.write, step, metrics)
+        if self._saver is not None:
+            self._saver.recorded(step)
         self._tell(step, metrics)
         return not committed.ended
+
+    async def _save(self, step: int, gathered: StepMetrics, *, is_last: bool) -> None:
+        must = is_last or self._departure.asked.is_set()
+        if self._saver is not None and (must or self._saver.is_due(step)):
+            gathered.add_seconds("save_checkpoint", await self._saver.save(step, must=must))
+
+    async def _leave(self) -> None:
+        """Leave between two steps, as told; what is committed is saved before.
+
+        Raises:
+            Stopped: always.
+
+        """
+        if self._saver is not None:
+            await self._saver.secure(self._committed)
+        raise Stopped(f"told to stop after step {self._committed}")
+
+    async def _end(self) -> None:
+        """Save the last step, and end the run.
+
+        Raises:
+            NotSavedError: it cannot be saved. The run is not ended: it can go on from the
+                checkpoint before.
+
+        """
+        if self._saver is not None and self._is_torn:
+            log.warning(
+                "not_saved",
+                step=self._committed,
+                reason="the data ended within the step after it, which the weights have a part of",
+            )
+        elif self._saver is not None and not await self._saver.secure(self._committed):
+            raise NotSavedError(
+                f"everything is trained, but the last checkpoint cannot be made: "
+                f"{self._progress.snapshot_error}; mend that and start the trainer again: it goes "
+                f"on from step {self._progress.saved_step}"
+            )
+        await persist(
+            self._replay.EndRun,
+            pb.EndRunRequest(incarnation=self._settings.incarnation),
+            waits=self._waits,
+            name="run ended",
+            owner="replay",
+            stopping=self._stopping,
+        )
+
+    def _loses_nothing(self) -> bool:
+        """Whether leaving now costs no more than the wait for a batch."""
+        is_waiting = self._progress.phase in WAITING
+        return self._saver is None or (is_waiting and self._progress.saved_step == self._committed)
 
     async def _sample(self, step: int, number: int, gathered: StepMetrics) -> Part | None:
         self._progress.phase = TrainerPhase.TRAINER_PHASE_SAMPLING

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import defaultdict, deque
-from collections.abc import AsyncIterator, Mapping
+from collections import Counter, defaultdict, deque
+from collections.abc import AsyncIterator, Iterable, Mapping
 
 from headrace.v1.trainer_pb2 import TrainerPhase
 
@@ -27,6 +27,16 @@ class Progress:
         """0 while not known."""
         self.weight_version = -1
         """The newest published; -1 before the first."""
+        self.saved_step = 0
+        """The last step that is in a checkpoint; 0 if none."""
+        self.snapshot_requested = False
+        """Whether somebody has asked for a checkpoint of the step it is in."""
+        self.snapshot_stall_s = 0.0
+        """For how long training stood still for the last snapshot."""
+        self.snapshot_error = ""
+        """Why the last snapshot failed; empty if it did not."""
+        self.snapshots: Counter[str] = Counter()
+        """Snapshots of this process: `saved`, `failed`, `skipped`."""
         self.totals: defaultdict[str, float] = defaultdict(float)
         """Each metric summed up over the steps of this process; where it makes sense."""
         self._steps: deque[tuple[int, Mapping[str, float]]] = deque(maxlen=KEPT_STEPS)
@@ -39,6 +49,13 @@ class Progress:
         for name, value in metrics.items():
             if math.isfinite(value):
                 self.totals[name] += value
+        self._wake()
+
+    def go_on(self, step: int, steps: Iterable[tuple[int, Mapping[str, float]]]) -> None:
+        """Begin after a step of a checkpoint, with the metrics of the steps up to it."""
+        self.step = step + 1
+        self.saved_step = step
+        self._steps.extend(steps)
         self._wake()
 
     @property

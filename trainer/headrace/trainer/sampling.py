@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from headrace.failpoints import reach
 from headrace.log import get_logger
 from headrace.rpc.calls import persist
 from headrace.rpc.waits import Waits
@@ -102,6 +103,7 @@ class BatchSource:
             groups = await self._sample(step, part)
             if groups is None:
                 return None
+            reach("trainer.sampled")
             keys = [ref.key for group in groups for ref in group.trajectories]
             found, missing = await get_trajectories(
                 self._store, keys, waits=self._waits, stopping=self._stopping

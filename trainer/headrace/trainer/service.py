@@ -1,4 +1,4 @@
-"""The trainer's RPCs: they show the progress, give weights, and change nothing."""
+"""The trainer's RPCs: they show the progress, give weights, and take the wish for a snapshot."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from contextlib import aclosing
 
 import grpc
 
+from headrace.errors import SnapshotFailedError
 from headrace.trainer.progress import Progress
 from headrace.trainer.weights_server import WeightsServer
 from headrace.v1 import status_pb2, trainer_pb2_grpc
@@ -20,6 +21,7 @@ class TrainerService(trainer_pb2_grpc.TrainerServiceServicer):
         status: what the process says about itself.
         progress: what is shown.
         weights: reads weight versions.
+        saves: whether the run has checkpoints.
 
     """
 
@@ -28,10 +30,13 @@ class TrainerService(trainer_pb2_grpc.TrainerServiceServicer):
         status: Callable[[], status_pb2.ProcessStatus],
         progress: Progress,
         weights: WeightsServer,
+        *,
+        saves: bool = False,
     ) -> None:
         self._status = status
         self._progress = progress
         self._weights = weights
+        self._saves = saves
 
     def add_to(self, server: grpc.aio.Server) -> Sequence[str]:
         """Add the service to a server; return its full name."""
@@ -51,6 +56,9 @@ class TrainerService(trainer_pb2_grpc.TrainerServiceServicer):
             step=progress.step,
             total_steps=progress.total_steps,
             weight_version=progress.weight_version,
+            saved_step=progress.saved_step,
+            snapshot_stall_s=progress.snapshot_stall_s,
+            snapshot_error=progress.snapshot_error,
         )
 
     async def WatchSteps(
@@ -61,6 +69,17 @@ class TrainerService(trainer_pb2_grpc.TrainerServiceServicer):
         """Stream the metrics of each step."""
         async for step, metrics in self._progress.steps(request.after_step):
             yield pb.WatchStepsResponse(step=step, metrics=metrics)
+
+    async def RequestSnapshot(
+        self,
+        request: pb.RequestSnapshotRequest,
+        context: grpc.aio.ServicerContext[pb.RequestSnapshotRequest, pb.RequestSnapshotResponse],
+    ) -> pb.RequestSnapshotResponse:
+        """Have a snapshot made at the end of the step."""
+        if not self._saves:
+            raise SnapshotFailedError("the run makes no checkpoints: trainer.save_freq is -1")
+        self._progress.snapshot_requested = True
+        return pb.RequestSnapshotResponse(step=self._progress.step)
 
     async def GetWeights(
         self,
