@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias, TypeVar
 
 from headrace.errors import NotReadyError, WriterFencedError
-from headrace.replay import leasing
+from headrace.replay import leasing, resuming
 from headrace.replay.deadlines import LeaseDeadlines
 from headrace.replay.dropping import drop_stale
 from headrace.replay.journal.committer import CommitFailedError, Committer
@@ -68,8 +68,12 @@ class ReplayBuffer:
         self._polls = LongPolls(asked=self.commit, stopping=stopping)
 
     def take_up(self) -> None:
-        """Go on from the ledger that was loaded, by this life's settings: T may be smaller now."""
-        if self.settings.drops:
+        """Go on from the ledger that was loaded, by this life's settings: T may be smaller now.
+
+        A resume that is under way drops what is stale itself, when it comes to that.
+        """
+        resume = self.ledger.resume
+        if self.settings.drops and (resume is None or resume.phase >= resuming.WARMUP):
             drop_stale(self.ledger, self.settings, self.ledger.current_step)
         self.commit()
 

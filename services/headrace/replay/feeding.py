@@ -97,7 +97,8 @@ def end_feed(ledger: Ledger, settings: LedgerSettings, *, ordinal_count: int) ->
             fingerprint=feed.fingerprint,
         )
     )
-    if at_end(ledger) and not settings.saves and not ledger.ended_by:
+    ends_here = not settings.saves and not ledger.ended_by and not ledger.is_resuming
+    if ends_here and at_end(ledger):
         end_run(ledger, "data_ended")
 
 

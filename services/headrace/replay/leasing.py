@@ -175,6 +175,9 @@ def complete_sessions(
 ) -> list[replay_pb2.LeaseStatus.ValueType]:
     """Record sessions, one verdict each.
 
+    A record may name the time line of its lease: one of a line that was left is of no use, though
+    attempts may be the same there.
+
     Raises:
         InvalidFieldError: a session that the group does not have, or negative sizes.
 
@@ -187,9 +190,13 @@ def complete_sessions(
     held = {lease: holder(ledger, worker_id, ref) for lease, ref in refs.items()}
     fresh: dict[tuple[str, int], replay_pb2.CompletedSession] = {}
     changed: set[str] = set()
+    elsewhere: set[tuple[str, int]] = set()
     for item, uid, attempt, session in sessions:
         group = held[uid, attempt]
         if group is None or session in group.sessions:
+            continue
+        if item.record.lineage not in ("", ledger.lineage):
+            elsewhere.add((uid, session))
             continue
         if store_incarnation != ledger.store_incarnation:
             changed.add(uid)
@@ -207,7 +214,9 @@ def complete_sessions(
         circuit.judge_success(ledger, settings)
     now = {lease: status_of(ledger, worker_id, ref) for lease, ref in refs.items()}
     statuses = [
-        STORE_CHANGED
+        LOST
+        if (uid, session) in elsewhere
+        else STORE_CHANGED
         if uid in changed
         else _completion_status(ledger, now[uid, attempt], uid, attempt, session)
         for _, uid, attempt, session in sessions

@@ -125,8 +125,11 @@ class Ledger:
 
     @property
     def is_fresh(self) -> bool:
-        """Whether there is nothing to go on from: no trainer has ever published weights."""
-        return not self.weights and self.resume is None and not self.committed_step
+        """Whether there is nothing to go on from: no trainer has ever published weights.
+
+        A resume that has begun and has brought nothing yet does not change that.
+        """
+        return not self.weights and not self.committed_step and len(self.lineages) == 1
 
     @property
     def current_step(self) -> int:

@@ -49,6 +49,9 @@ def load_until(journal: Journal, position: int) -> Ledger:
 
     """
     base = journal.base
+    if base is not None and base.position > position:
+        msg = f"the journal was compacted up to {base.position}: position {position} is gone"
+        raise JournalDamagedError(msg)
     records = journal.replay(after_position=base.position if base else 0)
     if base is not None:
         _check_schema(base.schema_version, base.position)

@@ -16,10 +16,11 @@ from typing import TypeAlias
 from headrace.errors import CannotResumeError, InvalidFieldError, ResumeLostError
 from headrace.replay import feeding
 from headrace.replay.dropping import drop, drop_stale
-from headrace.replay.group import FAILED, RUNNING, SAMPLED, TRAINED, Group
+from headrace.replay.group import FAILED, FINISHED, PENDING, RUNNING, SAMPLED, TRAINED, Group
 from headrace.replay.ledger import Ledger
 from headrace.replay.progress import phase_name
 from headrace.replay.settings import LedgerSettings
+from headrace.trajectory.key import TrajectoryKey
 from headrace.v1 import journal_pb2 as journal
 from headrace.v1 import prompt_pb2, resume_pb2
 
@@ -118,11 +119,11 @@ def _reopened(
 ) -> Iterator[journal.ReopenedGroup]:
     """Give every group that is not the same on the new time line."""
     for group in [*untrained, *ledger.groups.live(), *ledger.groups.sampled.values()]:
-        if group.state == FAILED:  # it is dropped when the window fills up
-            continue
+        if group.state == FAILED and not ledger.circuit.is_open:
+            continue  # It is dropped before the window fills up.
         kept = _kept(ledger, rollback, step, group)
         base = _base(ledger, step, group, kept)
-        moves = group.state in (RUNNING, SAMPLED, TRAINED)
+        moves = group.state in (RUNNING, SAMPLED, TRAINED, FAILED)
         if moves or base != group.base or kept != group.sessions:
             yield journal.ReopenedGroup(
                 uid=group.uid, base=base, sessions=[kept[number] for number in sorted(kept)]
@@ -180,9 +181,9 @@ def advance(
     blocked_by = _not_done(ledger, settings, resume, confirmed)
     if blocked_by:
         return blocked_by
-    ledger.emit(journal.ResumeAdvanced(resume_id=resume_id, phase=phase))
     if phase == WARMUP:
-        _drop_unusable(ledger, settings)
+        _drop_unusable(ledger, settings)  # First: a journal that is torn here does it again.
+    ledger.emit(journal.ResumeAdvanced(resume_id=resume_id, phase=phase))
     return ""
 
 
@@ -216,25 +217,27 @@ def _drop_unusable(ledger: Ledger, settings: LedgerSettings) -> None:
         drop_stale(ledger, settings, ledger.current_step, prompt_pb2.DROP_REASON_STALE_AT_RESTORE)
 
 
-def report_lost(ledger: Ledger, resume_id: str, lost: Sequence[tuple[str, int]]) -> int:
-    """Forget sessions, (uid, session), that the store does not have; count their groups.
+def report_lost(ledger: Ledger, resume_id: str, lost: Sequence[TrajectoryKey]) -> int:
+    """Forget sessions whose trajectories the store does not have; count their groups.
 
-    Sessions that no live group records are ignored.
+    Keys that no live group records are ignored.
 
     Raises:
         ResumeLostError: another resume has begun.
 
     """
     current(ledger, resume_id)
-    known = [
-        (uid, session)
-        for uid, session in dict.fromkeys(lost)
-        if (group := ledger.groups.get(uid))
-        and group.state in (prompt_pb2.PROMPT_STATE_PENDING, prompt_pb2.PROMPT_STATE_FINISHED)
-        and session in group.sessions
-    ]
+    known = list(dict.fromkeys((key.uid, key.session) for key in lost if _is_recorded(ledger, key)))
     if known:
         ledger.emit(
             journal.RowsLost(uids=[uid for uid, _ in known], sessions=[each for _, each in known])
         )
     return len({uid for uid, _ in known})
+
+
+def _is_recorded(ledger: Ledger, key: TrajectoryKey) -> bool:
+    group = ledger.groups.get(key.uid)
+    if group is None or group.state not in (PENDING, FINISHED):
+        return False
+    record = group.sessions.get(key.session)
+    return record is not None and (record.lineage, record.attempt) == (key.lineage, key.attempt)

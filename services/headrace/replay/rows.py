@@ -53,13 +53,13 @@ def keys_page(ledger: Ledger, *, after_ordinal: int, most: int) -> tuple[list[st
 
     """
     keys: list[str] = []
-    for ordinal in ledger.groups.by_ordinal.irange(minimum=after_ordinal, inclusive=(False, True)):
-        group = ledger.groups.by_ordinal[ordinal]
-        if group.state in LIVE:
-            records = (group.sessions[session] for session in sorted(group.sessions))
-            keys += [str(key) for record in records for key in keys_of(group.uid, record)]
+    live = [*ledger.groups.live(), *ledger.groups.sampled.values()]
+    later = (group for group in live if group.ordinal > after_ordinal and group.sessions)
+    for group in sorted(later, key=lambda group: group.ordinal):
+        records = (group.sessions[session] for session in sorted(group.sessions))
+        keys += [str(key) for record in records for key in keys_of(group.uid, record)]
         if len(keys) >= most:
-            return keys, ordinal
+            return keys, group.ordinal
     return keys, None
 
 

@@ -56,7 +56,10 @@ def _on_ledger_restored(ledger: Ledger, event: journal.LedgerRestored) -> None:
     assert ledger.resume
     ledger.resume.restored = True
     kept = {name: getattr(ledger, name) for name in _OF_THIS_JOURNAL}
+    fenced = ledger.former_trainers | restored.former_trainers | {restored.trainer_id}
     vars(ledger).update(vars(restored) | kept)
+    ledger.former_trainers = fenced - {ledger.trainer_id, ""}
+    ledger.snapshot = None  # It was under way when the ledger was cut; this is what it made.
     for group in ledger.groups:
         group.history = [ledger.position]
 
@@ -66,7 +69,6 @@ _OF_THIS_JOURNAL = (
     "resume",
     "trainer_id",
     "trainer_incarnation",
-    "former_trainers",
     "store_incarnation",
     "store_capacity",
     "_outbox",
@@ -89,7 +91,7 @@ def _on_lineage_opened(ledger: Ledger, event: journal.LineageOpened) -> None:
     ledger.open_step = None
     ledger.filtered_in_step = 0
     ledger.ended_by = ""
-    ledger.saved_step = min(ledger.saved_step, line.fork_step)
+    ledger.saved_step = line.fork_step  # Its checkpoint is what the run goes on from.
     ledger.store_incarnation = event.store_incarnation
     ledger.weights = {
         key: weights for key, weights in ledger.weights.items() if key[1] <= line.fork_step

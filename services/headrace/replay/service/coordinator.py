@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 import uuid
+from collections.abc import Callable
+from typing import TypeVar
 
 from headrace.errors import CannotResumeError, InvalidFieldError
 from headrace.failpoints import reach
 from headrace.replay import cutting, resuming, sampling
 from headrace.replay.cut_file import read_cut, sessions_of, write_cut
+from headrace.replay.journal.base import Journal
+from headrace.replay.load import load_until
 from headrace.replay.progress import phase_name
 from headrace.replay.rows import keys_page
 from headrace.replay.service.base import Calls, Context, checked_wait
@@ -19,6 +24,8 @@ from headrace.v1 import journal_pb2, resume_pb2
 from headrace.v1 import replay_pb2 as pb
 
 KEYS_PER_PAGE = 16384
+
+_T = TypeVar("_T")
 
 
 class CoordinatorCalls(Calls):
@@ -36,24 +43,41 @@ class CoordinatorCalls(Calls):
                 data_fingerprint=self._ledger.feed.fingerprint,
             )
 
-        return await self._turn(turn)
+        before = self._ledger.position
+        answer = await self._turn(turn)
+        if answer.position <= before:  # A repeat: the run has gone on since.
+            cut_ledger = await self._loaded(request.snapshot_id, load_until, answer.position)
+            answer.counts.CopyFrom(cut_ledger.groups.to_counts())
+        return answer
 
     async def WriteCut(self, request: pb.WriteCutRequest, context: Context) -> pb.WriteCutResponse:
         cut = cutting.cut_of(self._ledger, request.snapshot_id)
         if not request.uri:
             raise InvalidFieldError("uri", "is required")
-        position = cut.position
+        part = await self._loaded(
+            request.snapshot_id,
+            functools.partial(
+                write_cut, uri=request.uri, keep_settled=self._buffer.cut_keeps_settled
+            ),
+            cut.position,
+        )
+        return pb.WriteCutResponse(part=part)
+
+    async def _loaded(
+        self, snapshot_id: str, use: Callable[[Journal, int], _T], position: int
+    ) -> _T:
+        """Read the cut from the journal, on a thread; nobody compacts it meanwhile.
+
+        Raises:
+            SnapshotLostError: the snapshot is not under way any more.
+
+        """
         await self._buffer.settled()
         async with self._buffer.journal_reader:
-            part = await asyncio.to_thread(
-                write_cut,
-                self._journal,
-                position,
-                uri=request.uri,
-                keep_settled=self._buffer.cut_keeps_settled,
-            )
-        cutting.cut_of(self._ledger, request.snapshot_id)
-        return pb.WriteCutResponse(part=part)
+            cutting.cut_of(self._ledger, snapshot_id)
+            made = await asyncio.to_thread(use, self._journal, position)
+        cutting.cut_of(self._ledger, snapshot_id)
+        return made
 
     async def EndCut(self, request: pb.EndCutRequest, context: Context) -> pb.EndCutResponse:
         await self._turn(
@@ -124,10 +148,12 @@ class CoordinatorCalls(Calls):
                 f"the ledger of the checkpoint is of run {opened.run_id}, step "
                 f"{base.committed_step}, not of run {ledger.run_id}, step {step}"
             )
-        if (opened.n, opened.basis) != (ledger.n, ledger.basis):
+        before = (opened.n, opened.basis, opened.train_batch_size)
+        now = (ledger.n, ledger.basis, ledger.batch_size)
+        if before != now:
             raise CannotResumeError(
-                f"the checkpoint was made with rollout.n = {opened.n}, sampler.basis = "
-                f"{opened.basis}; now they are {ledger.n}, {ledger.basis}: set them back"
+                f"the checkpoint was made with rollout.n, sampler.basis, data.train_batch_size = "
+                f"{before}; now they are {now}: set them back"
             )
         ledger.emit(journal_pb2.LedgerRestored(resume_id=resume_id, base=base))
 
@@ -185,8 +211,7 @@ class CoordinatorCalls(Calls):
             keys = [TrajectoryKey.parse(key) for key in request.keys]
         except ValueError as error:
             raise InvalidFieldError("keys", str(error)) from None
-        lost = [(key.uid, key.session) for key in keys]
         count = await self._turn(
-            lambda: resuming.report_lost(self._ledger, request.resume_id, lost)
+            lambda: resuming.report_lost(self._ledger, request.resume_id, keys)
         )
         return pb.ReportLostTrajectoriesResponse(group_count=count)

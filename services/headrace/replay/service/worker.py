@@ -62,7 +62,7 @@ class WorkerCalls(Calls):
             if circuit.may_lease(self._ledger, worker_id) is not None:
                 return None
             weights = request.weights
-            since = newest.id.version if newest else -1
+            since = (newest.id.lineage, newest.id.version) if newest else None
             return weights.lineage, weights.version, request.weights_checksum, since
 
         answer = await self._buffer.until(look, checked_wait(request.wait_s), alike)
