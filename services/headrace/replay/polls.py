@@ -21,6 +21,10 @@ Alike: TypeAlias = Callable[[], Hashable | None]
 """Says, now, which questions have no answer if this one has none; None = only itself."""
 
 
+_NO_ANSWER = object()
+"""Found by a question when its time is up."""
+
+
 def unlike_others() -> None:
     """Say that a question stands for itself alone."""
 
@@ -30,6 +34,10 @@ class _Poll:
     look: Look[Any]
     alike: Alike
     answer: asyncio.Future[Any]
+
+    def give_up(self) -> None:
+        if not self.answer.done():
+            self.answer.set_result(_NO_ANSWER)
 
 
 class LongPolls:
@@ -50,17 +58,16 @@ class LongPolls:
         answer = self._look(look)
         if answer is not None or self._stopping.is_set() or not wait_s:
             return answer
-        poll = _Poll(look, alike, asyncio.get_running_loop().create_future())
+        loop = asyncio.get_running_loop()
+        poll = _Poll(look, alike, loop.create_future())
         self._waiting[poll] = None
+        time_is_up = loop.call_later(wait_s, poll.give_up)
         try:
-            await asyncio.wait((poll.answer,), timeout=wait_s)
-            if poll.answer.done():
-                found: _T | None = poll.answer.result()
-                return found
+            found = await poll.answer
         finally:
-            self._waiting.pop(poll, None)
-            poll.answer.cancel()
-        return self._look(look)
+            del self._waiting[poll]
+            time_is_up.cancel()
+        return self._look(look) if found is _NO_ANSWER else found
 
     def _look(self, look: Look[_T]) -> _T | None:
         try:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 
 from headrace.replay.journal.base import Journal
 from headrace.v1 import journal_pb2
@@ -86,24 +87,32 @@ class Committer:
             CommitFailedError: an append failed.
 
         """
-        while self._queue or not self._stopping:
-            await self._wanted.wait()
-            self._wanted.clear()
-            batch, self._queue = self._queue, []
-            if not batch:
-                continue
-            begun = self._now()
-            try:
-                _check_succession(self.position, batch)
-                await asyncio.to_thread(self._journal.append, batch)
-            except Exception as error:
-                # Whatever it was, nobody may be answered any more.
-                self.failure = error
-                self._let_go()
-                raise CommitFailedError(str(error)) from error
-            self.position = batch[-1].position
+        # One thread of its own: a pool would wake another one for each append.
+        thread = ThreadPoolExecutor(1, thread_name_prefix="committer")
+        try:
+            while self._queue or not self._stopping:
+                await self._wanted.wait()
+                self._wanted.clear()
+                batch, self._queue = self._queue, []
+                if batch:
+                    await self._append(batch, thread)
+        finally:
+            thread.shutdown(wait=False)
+
+    async def _append(self, batch: list[journal_pb2.JournalRecord], thread: Executor) -> None:
+        begun = self._now()
+        loop = asyncio.get_running_loop()
+        try:
+            _check_succession(self.position, batch)
+            await loop.run_in_executor(thread, self._journal.append, batch)
+        except Exception as error:
+            # Whatever it was, nobody may be answered any more.
+            self.failure = error
             self._let_go()
-            self._observe(len(batch), self._now() - begun)
+            raise CommitFailedError(str(error)) from error
+        self.position = batch[-1].position
+        self._let_go()
+        self._observe(len(batch), self._now() - begun)
 
     def stop(self) -> None:
         """Let `run` end when everything is written."""

@@ -55,6 +55,9 @@ class FileJournal:
         """Held while segments are looked up and read, or come and go."""
         self.torn_bytes = 0
         self.writer_epoch = 0
+        self._epoch_fd: int | None = None
+        """The epoch as this writer wrote it. While it is open, no other file has its identity."""
+        self._epoch_identity = (0, 0)
         try:
             if writable:
                 directory.mkdir(parents=True, exist_ok=True)
@@ -133,8 +136,17 @@ class FileJournal:
             file.write(str(self.writer_epoch))
             file.flush()
             os.fsync(file.fileno())
+        self._epoch_fd = os.open(temporary, os.O_RDONLY)
+        self._epoch_identity = _identity(os.fstat(self._epoch_fd))
         temporary.replace(self._directory / "epoch")
         sync_directory(self._directory)
+
+    def _owns_epoch(self) -> bool:
+        """Whether `epoch` is still the file that this writer put there: one call, not seven."""
+        try:
+            return _identity((self._directory / "epoch").stat()) == self._epoch_identity
+        except FileNotFoundError:
+            return False
 
     def _read_epoch(self) -> int:
         try:
@@ -154,8 +166,7 @@ class FileJournal:
 
         """
         with self._locked():
-            newest = self._read_epoch()
-            if newest != self.writer_epoch:
+            if not self._owns_epoch() and (newest := self._read_epoch()) != self.writer_epoch:
                 raise WriterFencedError(
                     f"the replay buffer with epoch {newest} owns this run; this one has "
                     f"{self.writer_epoch}"
@@ -194,6 +205,8 @@ class FileJournal:
             for segment in self._segments:
                 segment.close()
             os.close(self._lock)
+            if self._epoch_fd is not None:
+                os.close(self._epoch_fd)
 
     def _newest_base(self) -> journal_pb2.LedgerBase | None:
         """Load the newest base.
@@ -233,3 +246,7 @@ class FileJournal:
                 msg = f"{segment.path} does not reach to {following.path.name}"
                 raise JournalDamagedError(msg)
         return segments
+
+
+def _identity(file: os.stat_result) -> tuple[int, int]:
+    return file.st_dev, file.st_ino

@@ -7,8 +7,9 @@ sees the code that the caller sees.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from types import TracebackType
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import grpc
@@ -16,7 +17,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from structlog.contextvars import bind_contextvars
 
 from headrace.log import get_logger
-from headrace.rpc.interceptors.around import around
+from headrace.rpc.interceptors.around import Around
 
 if TYPE_CHECKING:
     from headrace.rpc.interceptors.around import Context
@@ -60,6 +61,9 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
             "headrace_rpc_in_flight", "Calls begun and not ended.", ["method"], registry=registry
         )
 
+        self._methods: dict[str, _Method] = {}
+        self._around = Around(self._observed)
+
     async def intercept_service(
         self,
         continuation: Callable[
@@ -71,28 +75,76 @@ class CallInterceptor(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None:  # no such method: its name is the caller's invention, not a label
             return None
-        method = handler_call_details.method
-        return around(handler, lambda context: self._observed(method, context))
+        return self._around(handler_call_details.method, handler)
 
-    @asynccontextmanager
-    async def _observed(self, method: str, context: Context) -> AsyncIterator[None]:
-        bind_contextvars(method=method)  # each call is a task with a context of its own
-        begun = self._now()
-        self._started.labels(method).inc()
-        self._in_flight.labels(method).inc()
-        code = grpc.StatusCode.CANCELLED
-        try:
-            yield
-            code = context.code() or grpc.StatusCode.OK
-        except grpc.aio.AbortError:
-            code = context.code() or grpc.StatusCode.UNKNOWN
-            raise
-        finally:  # left with neither: the caller went away, or its deadline has passed
-            self._in_flight.labels(method).dec()
-            self._handled.labels(method, code.name).inc()
-            seconds = self._now() - begun
-            self._seconds.labels(method).observe(seconds)
-            _log(method, seconds, code)
+    def _observed(self, name: str, context: Context) -> _Observed:
+        method = self._methods.get(name)
+        if method is None:
+            method = self._methods[name] = _Method(
+                name,
+                started=self._started.labels(name),
+                in_flight=self._in_flight.labels(name),
+                seconds=self._seconds.labels(name),
+                handled={},
+            )
+        return _Observed(self, method, context)
+
+    def begin(self, method: _Method) -> float:
+        """Count a call that begins; return when that was."""
+        method.started.inc()
+        method.in_flight.inc()
+        return self._now()
+
+    def end(self, method: _Method, begun: float, code: grpc.StatusCode) -> None:
+        """Count a call that ended."""
+        method.in_flight.dec()
+        handled = method.handled.get(code)
+        if handled is None:
+            handled = method.handled[code] = self._handled.labels(method.name, code.name)
+        handled.inc()
+        seconds = self._now() - begun
+        method.seconds.observe(seconds)
+        _log(method.name, seconds, code)
+
+
+@dataclass(frozen=True)
+class _Method:
+    """The metrics of a method, looked up once."""
+
+    name: str
+    started: Counter
+    in_flight: Gauge
+    seconds: Histogram
+    handled: dict[grpc.StatusCode, Counter]
+
+
+class _Observed:
+    """One call, from its begin to its end. A class costs less per call than a generator."""
+
+    __slots__ = ("_begun", "_calls", "_context", "_method")
+
+    def __init__(self, calls: CallInterceptor, method: _Method, context: Context) -> None:
+        self._calls = calls
+        self._method = method
+        self._context = context
+
+    async def __aenter__(self) -> None:
+        bind_contextvars(method=self._method.name)  # each call is a task with a context of its own
+        self._begun = self._calls.begin(self._method)
+
+    async def __aexit__(
+        self,
+        _type: type[BaseException] | None,
+        error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        if error is None:
+            code = self._context.code() or grpc.StatusCode.OK
+        elif isinstance(error, grpc.aio.AbortError):
+            code = self._context.code() or grpc.StatusCode.UNKNOWN
+        else:  # the caller went away, or its deadline has passed
+            code = grpc.StatusCode.CANCELLED
+        self._calls.end(self._method, self._begun, code)
 
 
 def _log(method: str, seconds: float, code: grpc.StatusCode) -> None:

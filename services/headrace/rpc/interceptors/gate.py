@@ -10,6 +10,7 @@ from __future__ import annotations
 import hmac
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import grpc
@@ -62,7 +63,7 @@ class GateInterceptor(grpc.aio.ServerInterceptor):
         refusal = self._refusal(handler_call_details)
         if refusal is None:
             return handler
-        return around(handler, lambda context: _refused(method, refusal, context))
+        return around(method, handler, partial(_refused, refusal))
 
     def _refusal(self, call: grpc.HandlerCallDetails) -> WireError | None:
         """Say what is wrong with a call; the token comes first, so that strangers learn nothing."""
@@ -107,7 +108,7 @@ class GateInterceptor(grpc.aio.ServerInterceptor):
 
 
 @asynccontextmanager
-async def _refused(method: str, refusal: WireError, context: Context) -> AsyncIterator[None]:
+async def _refused(refusal: WireError, method: str, context: Context) -> AsyncIterator[None]:
     log.warning("caller_refused", method=method, peer=context.peer(), reason=refusal.reason)
     raise refusal
     yield  # a generator, as a context manager wants it; the handler is never run
