@@ -1,7 +1,7 @@
 """A reward service with the standard library alone: a start for one of your own.
 
     python examples/reward_server.py --port 9000
-    headrace run examples/sort_digits.yaml 'reward={kind: http, url: "http://127.0.0.1:9000/score"}'
+    headrace run examples/sort_digits.yaml run.name=asked 'reward={kind: http, url: "http://127.0.0.1:9000/score"}'
 
 It gets a JSON list of responses and answers a list of scores, in the same order; docs/rewards.md
 describes both. `score` is what you would change.

@@ -1,4 +1,4 @@
-"""docker-compose.yml for real: it trains, scales, and survives kills and cut networks.
+"""docker-compose.yml for real: it trains, scales, and survives kills, restarts and cut networks.
 
 Needs a Docker engine with compose v2 and the images it builds; `make test-compose` runs it.
 """
@@ -10,7 +10,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,8 @@ ROOT = Path(__file__).parent.parent.parent
 COMPOSE = ["docker", "compose", "-p", "headrace-test", "-f", "docker-compose.yml",
            "-f", "docker/compose.test.yaml"]  # fmt: skip
 LOOK = ["--replay", "localhost:7000", "--token-file", "/certs/token", "--ca", "/certs/ca.pem"]
-SERVICES = ["redis", "replay", "feeder", "store", "rollout"]
-"""Everything but the trainer, which cannot resume yet."""
+OTHERS = ["redis", "replay", "feeder", "store", "checkpoint", "rollout"]
+"""Everything but the trainer."""
 
 
 def docker(*words: str, check: bool = True) -> str:
@@ -53,15 +53,41 @@ def step() -> int:
 
 
 def wait_for_steps(more: int) -> None:
-    """Wait until training has gone on by so many steps."""
+    """Wait until training has gone on by so many steps, or to its end."""
     goal = None
     for _ in range(300):
         now = step()
         goal = now + more if goal is None and now else goal
-        if (goal is not None and now >= goal) or trainer_state()["Status"] == "exited":
+        if (goal is not None and now >= goal) or is_done():
             return
         time.sleep(1)
     pytest.fail(f"training does not go on: {compose('ps', '-a')}")
+
+
+def wait_for(what: str, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """Wait until the run's status holds; give it."""
+    for _ in range(300):
+        now = status()
+        if now and holds(now):
+            return now
+        time.sleep(1)
+    pytest.fail(f"waited in vain for {what}: {compose('ps', '-a')}")
+
+
+def is_done() -> bool:
+    state = trainer_state()
+    return bool(state["Status"] == "exited" and state["ExitCode"] == 0)
+
+
+def kill(service: str) -> None:
+    """Kill -9 a container's process from outside, as an accident would."""
+    container = compose("ps", "-q", service).splitlines()[0]
+    os.kill(int(docker("inspect", "-f", "{{.State.Pid}}", container)), signal.SIGKILL)
+
+
+def resumes(now: dict[str, Any]) -> int:
+    """Count how often the run went back to a checkpoint."""
+    return len(now.get("lineages", ())) - 1
 
 
 def trainer_state() -> dict[str, Any]:
@@ -83,12 +109,18 @@ def test_a_run_survives_what_happens_to_its_containers_and_ends() -> None:
     wait_for_steps(3)
     compose("up", "-d", "--no-recreate", "--scale", "rollout=4")
     wait_for_steps(3)
-    for service in SERVICES:
-        container = compose("ps", "-q", service).splitlines()[0]
-        pid = int(docker("inspect", "-f", "{{.State.Pid}}", container))
-        os.kill(pid, signal.SIGKILL)
+    for service in OTHERS:
+        kill(service)
         wait_for_steps(3)
-    for service in SERVICES:
+    saved = wait_for("a checkpoint", lambda now: int(now["saved_step"]) > 0)
+    kill("trainer")
+    now = wait_for("a resume", lambda now: resumes(now) == resumes(saved) + 1)
+    assert int(now["resume"]["step"]) >= int(saved["saved_step"])
+    wait_for_steps(3)
+    for service in [*OTHERS, "trainer"]:
+        compose("restart", service)
+        wait_for_steps(3)
+    for service in OTHERS:
         container = compose("ps", "-q", service).splitlines()[0]
         network = "headrace-test_journal" if service == "redis" else "headrace-test_run"
         docker("network", "disconnect", network, container)
@@ -97,7 +129,7 @@ def test_a_run_survives_what_happens_to_its_containers_and_ends() -> None:
         wait_for_steps(3)
 
     for _ in range(600):
-        if trainer_state()["Status"] == "exited":
+        if is_done():
             break
         time.sleep(1)
     assert trainer_state()["ExitCode"] == 0
@@ -106,4 +138,6 @@ def test_a_run_survives_what_happens_to_its_containers_and_ends() -> None:
     assert ended["ended"]
     counts = ended["counts"]
     assert int(counts["trained"]) == 120 * 32
-    print(json.dumps({"counts": counts, "regenerated": ended.get("regenerated", {})}, indent=2))
+    assert int(ended["saved_step"]) == 120
+    told = ("counts", "regenerated", "resume", "lineages")
+    print(json.dumps({key: ended.get(key) for key in told}, indent=2))

@@ -24,6 +24,7 @@ def connect(
     *,
     token: str | Path | None = None,
     ca: str | Path | None = None,
+    checkpoint: str | None = None,
     patience_s: float = PATIENCE_S,
 ) -> Run:
     """Open a run.
@@ -35,6 +36,8 @@ def connect(
         token: The run's token, or the path of the file that holds it. A run directory names it.
         ca: The file with the authority's certificate, for a run with TLS. A run directory names
             it.
+        checkpoint: The address of the checkpoint coordinator, for `run.checkpoints()`. A run
+            directory on this machine names it.
         patience_s: How long a replay buffer that is being started again is waited for.
 
     Raises:
@@ -44,7 +47,7 @@ def connect(
     """
     path = Path(target)
     if path.is_dir():
-        return _in_directory(path, token, ca, patience_s)
+        return _in_directory(path, token, ca, checkpoint, patience_s)
     address = str(target)
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
@@ -53,11 +56,15 @@ def connect(
     # Without patience, so that a mistake shows here and at once.
     WireLedger(address, security).status()
     ledger = WireLedger(address, security, patience_s=patience_s)
-    return Run(ledger, security=security, patience_s=patience_s)
+    return Run(ledger, security=security, checkpoint=checkpoint, patience_s=patience_s)
 
 
 def _in_directory(
-    path: Path, token: str | Path | None, ca: str | Path | None, patience_s: float
+    path: Path,
+    token: str | Path | None,
+    ca: str | Path | None,
+    checkpoint: str | None,
+    patience_s: float,
 ) -> Run:
     found = path if (path / "config.yaml").is_file() else newest_run(path)
     if found is None:
@@ -79,7 +86,13 @@ def _in_directory(
         WireLedger(address, security).status()
     ledger = DirectoryLedger(directory, security, patience_s=patience_s)
     ledger.status()  # so that a mistake shows here
-    return Run(ledger, security=security, directory=directory, patience_s=patience_s)
+    return Run(
+        ledger,
+        security=security,
+        directory=directory,
+        checkpoint=checkpoint,
+        patience_s=patience_s,
+    )
 
 
 def _security(token: str | Path | None, ca: str | Path | None) -> Security:

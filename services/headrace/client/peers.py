@@ -45,11 +45,19 @@ class Roll:
 
 
 class Peers:
-    """Addresses and connections of the other processes, by name."""
+    """Addresses and connections of the other processes, by name.
 
-    def __init__(self, security: Security | None = None) -> None:
+    Args:
+        security: What calls carry.
+        known: Addresses that nobody else tells, by name.
+
+    """
+
+    def __init__(
+        self, security: Security | None = None, known: Mapping[str, str] | None = None
+    ) -> None:
         self._security = security
-        self._addresses: dict[str, str] = {}
+        self._addresses: dict[str, str] = dict(known or {})
         self._channels: dict[str, tuple[str, grpc.Channel]] = {}
 
     def learn(self, addresses: Mapping[str, str], directory: RunDirectory | None = None) -> None:
@@ -78,7 +86,10 @@ class Peers:
         address = self._addresses.get(name)
         if address is None:
             raise UsageError(
-                f"nobody has said yet where the {name} listens: it has not come to the replay "
+                "nobody has said where the checkpoint coordinator listens: give its address, "
+                "connect(…, checkpoint='host:port')"
+                if name == "checkpoint"
+                else f"nobody has said yet where the {name} listens: it has not come to the replay "
                 "buffer since that was started"
             )
         known = self._channels.get(name)

@@ -9,7 +9,14 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from headrace.client.checkpoints import (
+    checkpoints_frame,
+    list_checkpoints,
+    stored_checkpoints,
+    take_snapshot,
+)
 from headrace.client.frames import needs, prompts_frame, read_steps, steps_frame
+from headrace.client.last_resume import LastResume
 from headrace.client.ledger import LiveLedger
 from headrace.client.others import feed_rows, steps_so_far
 from headrace.client.peers import Peers, Roll
@@ -28,10 +35,13 @@ from headrace.v1 import prompt_pb2
 from headrace.v1 import replay_pb2 as pb
 
 if TYPE_CHECKING:
+    import grpc
     import pandas as pd
 
     from headrace.tokenizer import Tokenizer
 
+SNAPSHOT_WITHIN_S: Final = 600.0
+"""How long a snapshot is waited for, unless another time is given."""
 SHOWN_GROUPS: Final = 64
 """Groups whose trajectories are read, unless more are asked for."""
 
@@ -53,12 +63,13 @@ class Run:
         *,
         security: Security | None = None,
         directory: RunDirectory | None = None,
+        checkpoint: str | None = None,
         patience_s: float = 0.0,
     ) -> None:
         self.plot = Plots(self)
         self._ledger = ledger
         self._queries = Queries(ledger)
-        self._peers = Peers(security)
+        self._peers = Peers(security, {"checkpoint": checkpoint} if checkpoint else {})
         self._directory = directory
         self._patience_s = patience_s
 
@@ -138,6 +149,34 @@ class Run:
         )
         return trajectories_frame(groups, found, self._tokenizer())
 
+    def checkpoints(self, *, verify: bool = False) -> pd.DataFrame:
+        """List the run's checkpoints, newest first, one a row; those left behind come last.
+
+        Asks the coordinator, or reads `checkpoint.storage` if the run is over. `problem` says what
+        is wrong with a checkpoint; it is empty for one that a run can go on from.
+
+        Args:
+            verify: whether every byte is read and compared, not only sizes.
+
+        Raises:
+            UsageError: the coordinator does not answer, or nobody has said where it is.
+
+        """
+        answer = self._ask_status()
+        if answer.process.process:
+            channel = self._peers.channel("checkpoint")
+            found = list_checkpoints(channel, verify=verify, patience_s=self._patience_s)
+        else:
+            assert self._directory is not None  # else nobody would have answered
+            config = load_config(self._directory.config_file)
+            found = stored_checkpoints(config, latest=answer.saved_step, verify=verify)
+        return checkpoints_frame(found)
+
+    def last_resume(self) -> LastResume | None:
+        """Say how the run last went on from a checkpoint: a table in a notebook; None if never."""
+        answer = self._ask_status()
+        return LastResume(answer.resume) if answer.HasField("resume") else None
+
     def metrics(self) -> pd.DataFrame:
         """Give each step's metrics: a row per step, a column per metric.
 
@@ -200,6 +239,26 @@ class Run:
         """Let a paused run go on."""
         self._ledger.resume()
         return self.status()
+
+    def snapshot(self, *, wait_s: float = SNAPSHOT_WITHIN_S) -> int:
+        """Save the step that the trainer is in, at its end, and wait for it; give the step.
+
+        Args:
+            wait_s: how long to wait.
+
+        Raises:
+            SnapshotFailedError: it could not be saved, or the run makes no checkpoints.
+            UsageError: the run is over, or the trainer does not answer, or not in time.
+
+        """
+        if self._ask_status().ended:
+            raise UsageError("the run is over; its last step is saved already")
+
+        def trainer() -> grpc.Channel:
+            self._ask_status()  # it may listen elsewhere by now
+            return self._peers.channel("trainer")
+
+        return take_snapshot(trainer, wait_s=wait_s, patience_s=self._patience_s)
 
     def feed(self, rows: Iterable[Mapping[str, Any]]) -> list[str]:
         """Put rows of your own into the run, beside the data set; each is trained on once.

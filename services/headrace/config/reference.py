@@ -22,7 +22,7 @@ One YAML file configures a run. Every key below can be overridden on the command
 written in YAML:
 
 ```
-headrace run examples/sort_digits.yaml rollout.n=8 trainer.optim.lr=5e-4 'rollout.engine={kind: scripted}'
+headrace run examples/sort_digits.yaml run.name=mine rollout.n=8 trainer.optim.lr=5e-4 'rollout.engine={kind: scripted}'
 headrace config show examples/sort_digits.yaml rollout.n=8      # everything as it would be used
 headrace config check examples/sort_digits.yaml                 # nothing but what is wrong
 ```
