@@ -21,6 +21,7 @@ import torch
 
 from headrace.errors import HeadraceError
 from headrace.trainer import shards
+from headrace.trainer.recorder import unpacked
 from headrace.trainer.state import MODEL, StateCopy
 
 NAME: Final = "trainer"
@@ -56,8 +57,8 @@ class LoadedPart:
 
     counters: Counters
     tensors: dict[str, torch.Tensor]
-    metrics: bytes
-    """Packed lines."""
+    metrics: list[str]
+    """The lines of the metrics' file."""
 
 
 def write(
@@ -91,7 +92,11 @@ def read(directory: Path) -> LoadedPart:
     """
     counters = read_counters(directory)
     tensors = shards.read(directory)
-    return LoadedPart(counters, tensors, (directory / METRICS_FILE).read_bytes())
+    file = directory / METRICS_FILE
+    try:
+        return LoadedPart(counters, tensors, unpacked(file.read_bytes()))
+    except (OSError, ValueError, KeyError) as error:
+        raise PartDamagedError(f"{file}: not the metrics of a run: {error!r}") from error
 
 
 def read_counters(directory: Path) -> Counters:

@@ -10,7 +10,8 @@ import gzip
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -59,14 +60,30 @@ def packed_lines(metrics_file: Path, last_step: int) -> bytes:
     return gzip.compress("".join(f"{line}\n" for line in lines).encode(), mtime=0)
 
 
-def rewind(metrics_file: Path, packed: bytes | None) -> list[tuple[int, dict[str, float]]]:
+def unpacked(packed: bytes) -> list[str]:
+    """Give the lines that were packed.
+
+    Raises:
+        ValueError: they were not.
+
+    """
+    try:
+        lines = gzip.decompress(packed).decode().splitlines()
+    except (OSError, EOFError, zlib.error) as error:
+        msg = f"no packed lines: {error}"
+        raise ValueError(msg) from error
+    for line in lines:
+        _step(line)
+    return lines
+
+
+def rewind(metrics_file: Path, lines: Sequence[str]) -> list[tuple[int, dict[str, float]]]:
     """Make the file what it was: the lines of a checkpoint, or none. Others are left behind.
 
     Returns:
         Steps with their metrics.
 
     """
-    lines = gzip.decompress(packed).decode().splitlines() if packed is not None else []
     kept = set(lines)
     if left := [line for line in _lines(metrics_file) if line not in kept]:
         with metrics_file.with_suffix(ABANDONED).open("a", encoding="utf-8") as file:

@@ -6,6 +6,8 @@ import asyncio
 from typing import Any
 from uuid import uuid4
 
+import torch
+
 from headrace.checkpoint.facts import facts_of
 from headrace.config.config import Config
 from headrace.failpoints import reach
@@ -171,7 +173,8 @@ class Training:
         """Bring actor, metrics and progress to where the run goes on; give room for copies."""
         if not start.is_resumed:
             return StateCopy()
-        tensors, metrics = {}, None
+        tensors: dict[str, torch.Tensor] = {}
+        metrics: list[str] = []
         if start.part is not None:
             loaded = await self._compute.run(
                 load, start.part, actor, step=start.step, scratch=home.arriving

@@ -1,0 +1,262 @@
+"""A state that was saved and loaded again goes on as if nothing had happened, bit for bit."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from headrace.checkpoint.storage import DamagedError, write_part
+from headrace.config.model import AlphabetTokenizer
+from headrace.config.trainer import AlgorithmConfig, OptimConfig
+from headrace.errors import UsageError
+from headrace.tokenizer.alphabet import Alphabet
+from headrace.trainer import part, shards
+from headrace.trainer.actor import Actor
+from headrace.trainer.batch import Batch, collate
+from headrace.trainer.description import describe, fingerprint
+from headrace.trainer.loading import load
+from headrace.trainer.part import Counters, PartDamagedError
+from headrace.trainer.shards import ShardsDamagedError
+from headrace.trainer.state import StateCopy, restore
+from headrace.v1.trajectory_pb2 import Trajectory
+
+TOKENIZER = Alphabet(AlphabetTokenizer(alphabet="012345678", eos=";"))
+STEPS = 6
+
+
+def tiny_model(*, width: int = 16, dtype: torch.dtype = torch.float32) -> Any:
+    torch.manual_seed(5)
+    config = AutoConfig.for_model(
+        "gpt2", n_layer=1, n_embd=width, n_head=2, n_positions=16, vocab_size=11,
+        bos_token_id=1, eos_token_id=1,
+    )  # fmt: skip
+    return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+
+
+def fixed_batch(number: int) -> Batch:
+    """Make a batch that depends on its number only."""
+    numbers = np.random.default_rng(number)
+    trajectories = [
+        Trajectory(
+            schema_version=1,
+            key=f"e0r{i}_0_0_aa1",
+            prompt_token_ids=numbers.integers(2, 11, 3).tolist(),
+            response_token_ids=numbers.integers(1, 11, 5).tolist(),
+            logprobs=(-2 * numbers.random(5)).tolist(),
+            loss_mask=[True] * 5,
+            temperature=1.0,
+            reward=float(numbers.random()),
+        )
+        for i in range(8)
+    ]
+    return collate(trajectories, numbers.standard_normal(8), pad_id=0)
+
+
+def new_actor(model: Any = None, **algorithm: Any) -> Actor:
+    return Actor(
+        model if model is not None else tiny_model(),
+        algorithm=AlgorithmConfig(**algorithm),
+        optim=OptimConfig(lr=1e-2, lr_schedule="cosine", lr_min_ratio=0.1, lr_warmup_steps=2),
+        total_updates=STEPS,
+        warmup_updates=2,
+        micro_batch_size=3,
+    )
+
+
+def save(actor: Actor, directory: Path, *, step: int = 1) -> None:
+    copy = StateCopy()
+    copy.take(actor)
+    describe(directory / "description", actor.model, TOKENIZER)
+    part.write(
+        directory / "trainer",
+        copy,
+        Counters(step=step, updates=copy.updates, run_id="r", lineage="a"),
+        metrics=gzip.compress(b'{"step": 1, "reward": 0.5}\n'),
+        description=directory / "description",
+    )
+
+
+def reload(actor: Actor, directory: Path) -> list[str]:
+    found = part.read(directory / "trainer")
+    return restore(actor, found.tensors, found.counters.updates)
+
+
+def parameters(model: Any) -> list[torch.Tensor]:
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def same(some: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(some, others, strict=True))
+
+
+@pytest.mark.parametrize("kept", [1, 3, 5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_training_goes_on_bit_for_bit_as_if_it_had_never_stopped(
+    tmp_path: Path, kept: int, dtype: torch.dtype
+) -> None:
+    whole = new_actor(tiny_model(dtype=dtype), kl_loss_coef=0.1)
+    told = [whole.update(fixed_batch(number)) for number in range(STEPS)]
+    drawn = torch.rand(3)
+
+    first = new_actor(tiny_model(dtype=dtype), kl_loss_coef=0.1)
+    for number in range(kept):
+        first.update(fixed_batch(number))
+    save(first, tmp_path, step=kept)
+    second = new_actor(tiny_model(dtype=dtype), kl_loss_coef=0.1)
+    torch.manual_seed(99)  # whatever the process has drawn meanwhile
+    with torch.no_grad():
+        for parameter in (*second.model.parameters(), *second.reference.parameters()):
+            parameter.fill_(7.0)
+
+    assert reload(second, tmp_path) == []
+    told_again = [second.update(fixed_batch(number)) for number in range(kept, STEPS)]
+
+    assert told_again == told[kept:]  # losses, KL to the initial policy, learning rates
+    assert same(parameters(second.model), parameters(whole.model))
+    assert same(parameters(second.reference), parameters(whole.reference))
+    assert torch.equal(torch.rand(3), drawn)
+
+
+def test_a_copy_does_not_change_while_training_goes_on_and_its_room_is_used_again() -> None:
+    actor, copy = new_actor(kl_loss_coef=0.1), StateCopy()
+    actor.update(fixed_batch(0))
+    copy.take(actor)
+    room = {name: tensor.data_ptr() for name, tensor in copy.tensors.items()}
+    before = {name: tensor.clone() for name, tensor in copy.tensors.items()}
+
+    actor.update(fixed_batch(1))
+    assert all(torch.equal(copy.tensors[name], before[name]) for name in before)
+    assert copy.updates == 1
+
+    copy.take(actor)
+    assert {name: tensor.data_ptr() for name, tensor in copy.tensors.items()} == room
+    assert copy.updates == 2
+    assert not torch.equal(copy.tensors["model.transformer.wte.weight"],
+                           before["model.transformer.wte.weight"])  # fmt: skip
+
+
+def test_tied_weights_are_saved_once_and_stay_tied(tmp_path: Path) -> None:
+    actor = new_actor()
+    actor.update(fixed_batch(0))
+    save(actor, tmp_path)
+    names = [
+        name for name in part.read(tmp_path / "trainer").tensors if "wte" in name or "lm" in name
+    ]
+    assert sorted(names) == [
+        "model.transformer.wte.weight",
+        "optimizer.exp_avg.transformer.wte.weight",
+        "optimizer.exp_avg_sq.transformer.wte.weight",
+        "optimizer.step.transformer.wte.weight",
+    ]
+    again = new_actor()
+    reload(again, tmp_path)
+    assert again.model.lm_head.weight is again.model.transformer.wte.weight
+
+
+def test_a_state_whose_every_update_was_left_out_has_no_optimizer_state(tmp_path: Path) -> None:
+    actor = new_actor()
+    batch = fixed_batch(0)
+    batch.advantages.fill_(float("inf"))
+    actor.update(batch)
+    save(actor, tmp_path)
+    again = new_actor()
+    reload(again, tmp_path)
+    assert (again.updates, len(again.optimizer.state)) == (1, 0)
+    assert again.update(fixed_batch(1)) == actor.update(fixed_batch(1))
+
+
+def test_another_model_is_refused_by_name_and_nothing_changes(tmp_path: Path) -> None:
+    save(new_actor(), tmp_path)
+    other = new_actor(tiny_model(width=32))
+    before = parameters(other.model)
+    with pytest.raises(UsageError, match=r"wte\.weight is \[11, 16\] there and \[11, 32\] here"):
+        reload(other, tmp_path)
+    assert same(parameters(other.model), before)
+
+
+def test_a_kl_loss_that_is_switched_on_later_says_what_it_is_taken_to(tmp_path: Path) -> None:
+    save(new_actor(), tmp_path)
+    [note] = reload(new_actor(kl_loss_coef=0.1), tmp_path)
+    assert "no initial policy" in note
+
+
+class Bomb:
+    """Leaves a trace where it is unpickled."""
+
+    def __init__(self, place: Path) -> None:
+        self._place = place
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self._place,)
+
+
+def test_an_index_that_would_run_code_is_refused_before_it_runs(tmp_path: Path) -> None:
+    save(new_actor(), tmp_path)
+    (tmp_path / "trainer" / shards.INDEX).write_bytes(pickle.dumps(Bomb(tmp_path / "trace")))
+    with pytest.raises(ShardsDamagedError, match="has no place in an index"):
+        part.read(tmp_path / "trainer")
+    assert not (tmp_path / "trace").exists()
+
+
+@pytest.mark.parametrize("file", [".metadata", "__0_0.distcp", "state.json", "metrics.jsonl.gz"])
+@pytest.mark.parametrize("torn", [True, False])
+def test_a_torn_or_missing_file_is_said_and_is_no_traceback(
+    tmp_path: Path, file: str, torn: bool
+) -> None:
+    save(new_actor(), tmp_path)
+    path = tmp_path / "trainer" / file
+    if torn:
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    else:
+        path.unlink()
+    with pytest.raises((ShardsDamagedError, PartDamagedError), match="trainer"):
+        part.read(tmp_path / "trainer")
+
+
+def test_a_state_of_a_later_version_is_refused(tmp_path: Path) -> None:
+    save(new_actor(), tmp_path)
+    file = tmp_path / "trainer" / "state.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "schema_version": 2}))
+    with pytest.raises(PartDamagedError, match="schema version 2 is not 1"):
+        part.read(tmp_path / "trainer")
+
+
+def test_a_part_is_fetched_with_its_hashes_checked(tmp_path: Path) -> None:
+    actor = new_actor()
+    actor.update(fixed_batch(0))
+    save(actor, tmp_path, step=4)
+    uri = f"file://{tmp_path}/storage/global_step_4"
+    stored = write_part(
+        uri, name="trainer", owner="trainer", source=tmp_path / "trainer", target="trainer"
+    )
+    again = new_actor()
+    load(stored, again, step=4, scratch=tmp_path / "scratch")
+    assert same(parameters(again.model), parameters(actor.model))
+    with pytest.raises(PartDamagedError, match="it is of step 4, not of 5"):
+        load(stored, again, step=5, scratch=tmp_path / "scratch")
+
+    shard = tmp_path / "storage" / "global_step_4" / "trainer" / "__0_0.distcp"
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 2] ^= 1
+    shard.write_bytes(data)
+    with pytest.raises(DamagedError, match="SHA-256"):
+        load(stored, again, step=4, scratch=tmp_path / "scratch")
+    assert not (tmp_path / "scratch").exists()
+
+
+def test_the_tokenizers_fingerprint_is_of_what_it_does(tmp_path: Path) -> None:
+    def digest(alphabet: str, eos: str, name: str) -> str:
+        tokenizer = Alphabet(AlphabetTokenizer(alphabet=alphabet, eos=eos))
+        describe(tmp_path / name, tiny_model(), tokenizer)
+        return fingerprint(tmp_path / name, tokenizer)
+
+    assert digest("0123", ";", "a") == digest("0123", ";", "b")
+    assert len({digest("0123", ";", "a"), digest("0132", ";", "b"), digest("0123", "!", "c")}) == 3
