@@ -133,6 +133,10 @@ class Storage:
         found = (_STEP.fullmatch(name) for name in self.names(relative))
         return sorted((int(match[1]) for match in found if match), reverse=True)
 
+    def remove_file(self, relative: str) -> None:
+        """Remove a file, if it is there."""
+        self._files.remove_file(self._path(relative))
+
     def remove_tree(self, relative: str) -> None:
         """Remove a directory, if it is there: a checkpoint ceases to be one at once."""
         self._files.remove_file(self._path(f"{relative}/{MANIFEST}"))

@@ -1,0 +1,370 @@
+"""How a run goes on: one phase after the other, for one trainer.
+
+    PLAN     pick a checkpoint and read every byte of it
+    STORE    rows that are lost are loaded from it into a fresh store
+    LEDGER   the ledger is rolled back or restored, on a new time line; checkpoints of other lines
+             are moved aside, and the pointer names the one that was picked
+    WEIGHTS  the trainer publishes its weights, a worker loads them
+    REISSUE  rows that the store lacks are reported
+    WARMUP   the window fills up
+    OPEN     the run goes on
+
+Which phase has begun is in the ledger's journal, and every step may be repeated: a coordinator that
+is started again goes on with the phase it finds. `Resume` drives one resume; which one there is, is
+`headrace.checkpoint.resumes`' business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from headrace.checkpoint.changes import Changes
+from headrace.checkpoint.directory import CheckpointDirectory
+from headrace.checkpoint.lines import is_on_line
+from headrace.checkpoint.peers import KEYS_PER_CALL, Peers
+from headrace.checkpoint.plan import BEGIN, FINISHED, RELOAD, RESTORE, Plan, under_way, wish_of
+from headrace.checkpoint.planner import Planner
+from headrace.checkpoint.snapshots import Snapshots
+from headrace.config.config import Config
+from headrace.errors import CannotResumeError, StoreFullError, TrainerFencedError
+from headrace.failpoints import reach
+from headrace.log import get_logger
+from headrace.v1 import checkpoint_pb2 as pb
+from headrace.v1 import replay_pb2, resume_pb2, store_pb2
+
+PHASES: Final = resume_pb2.ResumePhase
+PHASE_STORE: Final = resume_pb2.RESUME_PHASE_STORE
+PHASE_LEDGER: Final = resume_pb2.RESUME_PHASE_LEDGER
+PHASE_WEIGHTS: Final = resume_pb2.RESUME_PHASE_WEIGHTS
+PHASE_REISSUE: Final = resume_pb2.RESUME_PHASE_REISSUE
+PHASE_WARMUP: Final = resume_pb2.RESUME_PHASE_WARMUP
+PHASE_OPEN: Final = resume_pb2.RESUME_PHASE_OPEN
+
+log = get_logger()
+
+
+class Resume:
+    """The resume for one trainer.
+
+    Args:
+        incarnation: The trainer.
+        facts: What must agree: see `headrace.checkpoint.facts`.
+        config: The run's configuration.
+        directory: Its checkpoints.
+        peers: Replay buffer and store.
+        planner: Makes the plan.
+        snapshots: One that is under way ends first.
+        changes: Woken when it has come further.
+        new_id: Gives ids never given before.
+
+    Attributes:
+        plan: What it does; None while there is none.
+        state: How far it is; None while it has not begun, or has nothing to do.
+        blocked_by: What it waits for, in words.
+
+    """
+
+    def __init__(
+        self,
+        incarnation: int,
+        facts: Mapping[str, str],
+        *,
+        config: Config,
+        directory: CheckpointDirectory,
+        peers: Peers,
+        planner: Planner,
+        snapshots: Snapshots,
+        changes: Changes,
+        new_id: Callable[[], str],
+    ) -> None:
+        self.incarnation = incarnation
+        self.plan: Plan | None = None
+        self.state: resume_pb2.ResumeState | None = None
+        self.blocked_by = "a plan"
+        self._facts = facts
+        self._config = config
+        self._directory = directory
+        self._peers = peers
+        self._planner = planner
+        self._snapshots = snapshots
+        self._changes = changes
+        self._new_id = new_id
+        self._store_incarnation = ""
+        self._rows_restored = False
+
+    @property
+    def phase(self) -> resume_pb2.ResumePhase.ValueType:
+        """How far it is."""
+        return self.state.phase if self.state else resume_pb2.RESUME_PHASE_UNSPECIFIED
+
+    @property
+    def has_nothing_to_do(self) -> bool:
+        """Whether the run begins, or is over."""
+        return self.plan is not None and self.plan.action in (BEGIN, FINISHED)
+
+    def trainer_part(self) -> resume_pb2.CheckpointPart | None:
+        """Give the trainer's part of the checkpoint, once it is its turn."""
+        if self.phase < PHASE_WEIGHTS or self.plan is None or self.plan.manifest is None:
+            return None
+        return self.plan.manifest.part("trainer")
+
+    async def drive(self) -> None:
+        """Go through the phases.
+
+        Raises:
+            WireError: it is refused, or another resume has begun.
+            OSError: the storage cannot be reached.
+            Stopped: the process stops.
+
+        """
+        plan = await self._plan()
+        if self.has_nothing_to_do:
+            log.info("resume_not_needed", action=pb.ResumeAction.Name(plan.action))
+            return
+        if self.phase < PHASE_STORE:
+            await self._advance(PHASE_STORE)
+        if self.phase == PHASE_STORE:
+            await self._rows(plan)
+            reach("resume.store_done")
+            await self._advance(PHASE_LEDGER)
+        if self.phase == PHASE_LEDGER:
+            await self._ledger(plan)
+            await self._advance(PHASE_WEIGHTS)
+        if self.phase == PHASE_WEIGHTS:
+            await self._advance(
+                PHASE_REISSUE, wait_for="the resumed weights", owner="trainer, then workers"
+            )
+            reach("resume.weights_done")
+        if self.phase == PHASE_REISSUE:
+            await self._report_lost()
+            reach("resume.reissued")
+            await self._advance(PHASE_WARMUP)
+        await self._release()
+        if self.phase == PHASE_WARMUP:
+            reach("resume.warmed_up")
+            await self._advance(PHASE_OPEN, wait_for="the window to fill up", owner="feeder")
+            reach("resume.open")
+        self._report()
+
+    # -- PLAN
+
+    async def _plan(self) -> Plan:
+        status = await self._peers.status()
+        self._check_newest(status)
+        await self._snapshots.take_up(status)
+        store = await self._peers.store_status()
+        status = await self._peers.status()
+        self._check_newest(status)
+        begun = under_way(status, self.incarnation)
+        with self._peers.waiting(
+            "the newest checkpoint to be read",
+            owner="storage",
+            ends_when="every byte of it is compared with its manifest",
+            stall_after_s=self._config.checkpoint.deadline_s,
+        ):
+            plan = await self._planner.plan(status, store, self._facts, begun=begun)
+        self._store_incarnation = store.store_incarnation
+        self.plan = plan
+        for skipped in plan.skipped:
+            log.warning("checkpoint_skipped", step=skipped.step, problems=list(skipped.problems))
+        if self.has_nothing_to_do:
+            self._come_to(None)
+            return plan
+        if begun is not None and begun.step == plan.step:
+            self._come_to(begun)
+            return plan
+        reach("resume.planned")
+        log.info(
+            "resume_planned",
+            action=pb.ResumeAction.Name(plan.action),
+            step=plan.step,
+            committed_step=plan.committed_step,
+            store=pb.StoreAction.Name(plan.store),
+            notes=list(plan.notes),
+        )
+        request = replay_pb2.BeginResumeRequest(
+            resume_id=f"{wish_of(self._config.resume)}-{self._new_id()}",
+            incarnation=self.incarnation,
+            step=plan.step,
+        )
+        answer = await self._peers.ask_replay(
+            self._peers.replay.BeginResume, request, "the resume to begin"
+        )
+        reach("resume.begun")
+        self._come_to(answer.state)
+        return plan
+
+    def _check_newest(self, status: replay_pb2.GetReplayStatusResponse) -> None:
+        if self.incarnation != status.trainer_incarnation:
+            raise TrainerFencedError(
+                f"trainer {self.incarnation} was succeeded by {status.trainer_incarnation}"
+            )
+
+    # -- STORE
+
+    async def _rows(self, plan: Plan) -> None:
+        """Load rows from the checkpoint, if that is the plan and not done in this store's life."""
+        store = await self._peers.store_status()
+        if store.store_incarnation != self._store_incarnation:
+            self._store_incarnation, self._rows_restored = store.store_incarnation, False
+        if plan.store != RELOAD or self._rows_restored:
+            return
+        assert plan.manifest is not None
+        await self._hold()
+        request = store_pb2.RestoreRowsRequest(
+            restore_id=self._resume_id, part=plan.manifest.part("store")
+        )
+        try:
+            answer = await self._peers.work_of_store(
+                self._peers.store.RestoreRows, request, "trajectories to be restored"
+            )
+        except (CannotResumeError, StoreFullError) as error:
+            # Nothing is lost by it: what the store does not have is generated again.
+            log.warning("rows_not_restored", detail=str(error))
+            return
+        self._store_incarnation, self._rows_restored = answer.store_incarnation, True
+        log.info("rows_restored", rows=answer.row_count)
+
+    async def _hold(self) -> None:
+        request = store_pb2.HoldDeletionsRequest(
+            hold_id=self._resume_id, hold_s=self._config.checkpoint.deadline_s
+        )
+        await self._peers.ask_store(
+            self._peers.store.HoldDeletions, request, "deletions to be held back"
+        )
+
+    async def _release(self) -> None:
+        request = store_pb2.ReleaseDeletionsRequest(hold_id=self._resume_id)
+        await self._peers.ask_store(
+            self._peers.store.ReleaseDeletions, request, "deletions to go on"
+        )
+
+    # -- LEDGER
+
+    async def _ledger(self, plan: Plan) -> None:
+        assert self.state is not None
+        if not self.state.lineage:
+            await self._rows(
+                plan
+            )  # a coordinator before did, and is answered the same; or a store died
+        request = replay_pb2.RollBackRequest(
+            resume_id=self._resume_id,
+            restore=plan.action == RESTORE,
+            store_incarnation=self._store_incarnation,
+            salvage=plan.salvage,
+        )
+        if plan.manifest is not None and (plan.action == RESTORE or plan.store == RELOAD):
+            request.cut.CopyFrom(plan.manifest.part("ledger"))
+        answer = await self._peers.work_of_replay(
+            self._peers.replay.RollBack, request, "the ledger to be rolled back"
+        )
+        reach("resume.ledger_done")
+        self._come_to(answer.state)
+        status = await self._peers.status()
+        await asyncio.to_thread(self._leave_behind, status, answer.state)
+        reach("resume.moved_aside")
+
+    def _leave_behind(
+        self, status: replay_pb2.GetReplayStatusResponse, state: resume_pb2.ResumeState
+    ) -> None:
+        """Move aside what is not of the new line's past, and point to what it goes on from."""
+        stays = False
+        for found in self._directory.find():
+            manifest = found.manifest
+            if manifest is not None:
+                stays = is_on_line(manifest.lineage, found.step, status.lineages)
+            else:  # nobody can tell; what a step of the new line will want goes
+                stays = found.step < state.step
+            if not stays:
+                line = manifest.lineage if manifest else state.parent
+                self._directory.move_aside(found, line)
+                log.info("checkpoint_abandoned", step=found.step, lineage=line)
+        here = self._directory.storage.list_steps()
+        self._directory.point_to(state.step if state.step in here else 0)
+
+    # -- REISSUE
+
+    async def _report_lost(self) -> None:
+        """Compare the ledger's rows with the store's, each read back."""
+        page_token, lost_count = "", 0
+        while True:
+            page = await self._peers.ask_replay(
+                self._peers.replay.ListTrajectories,
+                replay_pb2.ListTrajectoriesRequest(page_token=page_token),
+                "the keys of trajectories",
+            )
+            for first in range(0, len(page.keys), KEYS_PER_CALL):
+                lost_count += await self._report_lost_of(page.keys[first : first + KEYS_PER_CALL])
+            page_token = page.next_page_token
+            if not page_token:
+                break
+        log.info("rows_checked", lost=lost_count)
+
+    async def _report_lost_of(self, keys: list[str]) -> int:
+        checked = await self._peers.work_of_store(
+            self._peers.store.CheckTrajectories,
+            store_pb2.CheckTrajectoriesRequest(keys=keys),
+            "trajectories to be checked",
+        )
+        if checked.missing_keys:
+            await self._peers.ask_replay(
+                self._peers.replay.ReportLostTrajectories,
+                replay_pb2.ReportLostTrajectoriesRequest(
+                    resume_id=self._resume_id, keys=checked.missing_keys
+                ),
+                "lost trajectories to be noted",
+            )
+        return len(checked.missing_keys)
+
+    # -- all
+
+    @property
+    def _resume_id(self) -> str:
+        assert self.state is not None
+        return self.state.resume_id
+
+    async def _advance(
+        self,
+        phase: resume_pb2.ResumePhase.ValueType,
+        *,
+        wait_for: str = "the resume's next phase",
+        owner: str = "replay buffer",
+    ) -> None:
+        state = await self._peers.advance(
+            self._resume_id, phase, wait_for=wait_for, owner=owner, blocked=self._blocked
+        )
+        log.info("resume_phase", phase=PHASES.Name(state.phase), step=state.step)
+        self._come_to(state)
+
+    def _blocked(self, by: str) -> None:
+        if by != self.blocked_by:
+            self.blocked_by = by
+            self._changes.wake()
+
+    def _come_to(self, state: resume_pb2.ResumeState | None) -> None:
+        if state is not None and self.state is not None:
+            # The replay buffer knows the times of phases only as long as it lives.
+            for name, unix_time_s in self.state.phase_times.items():
+                if name not in state.phase_times:
+                    state.phase_times[name] = unix_time_s
+        self.state = state
+        self.blocked_by = ""
+        self._changes.wake()
+
+    def _report(self) -> None:
+        state = self.state
+        assert state is not None
+        log.info(
+            "resumed",
+            step=state.step,
+            lineage=state.lineage,
+            parent=state.parent,
+            restored=state.restored,
+            reissued=state.reissued_count,
+            sessions_kept=state.sessions_kept_count,
+            untrained=state.untrained_count,
+            dropped=state.dropped_count,
+            topped_up=state.topped_up_count,
+        )

@@ -1,0 +1,231 @@
+"""Snapshots as the trainer asks for them: one at a time, and which it is.
+
+The order of everything is in `headrace.checkpoint.snapshot`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+
+from headrace.checkpoint.changes import Changes
+from headrace.checkpoint.directory import CheckpointDirectory, Found
+from headrace.checkpoint.peers import Peers
+from headrace.checkpoint.snapshot import FAILURES, Snapshot, SnapshotSteps, words
+from headrace.config.config import Config
+from headrace.errors import InvalidFieldError, SnapshotFailedError, SnapshotLostError
+from headrace.failpoints import reach
+from headrace.log import get_logger
+from headrace.rpc.calls import Stopped
+from headrace.v1 import replay_pb2, resume_pb2
+
+log = get_logger()
+
+
+class Snapshots:
+    """Makes one snapshot at a time.
+
+    Args:
+        config: The run's configuration.
+        directory: Its checkpoints.
+        peers: Replay buffer and store.
+        steps: What a snapshot consists of.
+        changes: Woken when a snapshot has come further.
+        new_id: Gives ids never given before.
+        now: Seconds of a monotonic clock.
+
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        directory: CheckpointDirectory,
+        peers: Peers,
+        steps: SnapshotSteps,
+        *,
+        changes: Changes,
+        new_id: Callable[[], str],
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._config = config
+        self._directory = directory
+        self._peers = peers
+        self._steps = steps
+        self._changes = changes
+        self._new_id = new_id
+        self._now = now
+        self._turn = asyncio.Lock()
+        self._work: asyncio.Task[None] | None = None
+        self.last: Snapshot | None = None
+        """The one under way, or the last."""
+        self.saved_step = 0
+        self.complete_count = 0
+        self.failed_count = 0
+
+    async def begin(
+        self, incarnation: int, step: int, facts: Mapping[str, str]
+    ) -> tuple[str, bool]:
+        """Begin a snapshot; give its id, and whether the step's checkpoint is complete already.
+
+        Raises:
+            WireError: the replay buffer or the store refuses.
+            SnapshotFailedError: the storage cannot be used.
+            Stopped: the process stops.
+
+        """
+        # A caller that goes away must not leave half of it.
+        beginning = asyncio.ensure_future(self._begin(incarnation, step, facts))
+        try:
+            return await asyncio.shield(beginning)
+        except OSError as error:
+            raise SnapshotFailedError(f"the snapshot of step {step} failed: {error}") from error
+
+    def report(self, snapshot_id: str, part: resume_pb2.CheckpointPart) -> None:
+        """Note the trainer's part.
+
+        Raises:
+            SnapshotLostError: that snapshot is not under way.
+            InvalidFieldError: it is another's part.
+
+        """
+        snapshot = self._known(snapshot_id)
+        if part.name != "trainer" or not part.files:
+            raise InvalidFieldError("part", "must be the trainer's, with its files")
+        if snapshot.under_way:
+            snapshot.parts["trainer"] = part
+            self._changes.wake()
+
+    async def commit(self, snapshot_id: str, wait_s: float) -> Snapshot:
+        """Wait until a snapshot is complete, or time is up.
+
+        Raises:
+            SnapshotLostError: it is not under way.
+            SnapshotFailedError: it has failed.
+
+        """
+        snapshot = self._known(snapshot_id)
+        await self._changes.until(lambda: None if snapshot.under_way else True, wait_s)
+        if snapshot.error:
+            raise SnapshotFailedError(snapshot.error)
+        return snapshot
+
+    async def take_up(self, status: replay_pb2.GetReplayStatusResponse) -> None:
+        """End the snapshot under way, this process's own or the one that the journal knows.
+
+        Raises:
+            OSError: the storage cannot be reached.
+            Stopped: the process stops.
+
+        """
+        async with self._turn:
+            await self._give_up("a resume has begun")
+            await self._take_up(status)
+
+    async def close(self) -> None:
+        """End the work here, and leave the snapshot to the next coordinator."""
+        if self._work is not None:
+            self._work.cancel()
+            await asyncio.wait([self._work])
+
+    def _known(self, snapshot_id: str) -> Snapshot:
+        if self.last is None or self.last.snapshot_id != snapshot_id:
+            raise SnapshotLostError(f"the snapshot {snapshot_id!r} is not under way any more")
+        return self.last
+
+    async def _begin(
+        self, incarnation: int, step: int, facts: Mapping[str, str]
+    ) -> tuple[str, bool]:
+        async with self._turn:
+            await self._give_up("another snapshot has begun")
+            status = await self._peers.status()
+            await self._take_up(status)
+            found = await asyncio.to_thread(self._directory.look, step, read=False)
+            if self._is_complete(found, status):
+                assert found.manifest is not None
+                return found.manifest.snapshot_id, True
+            snapshot = Snapshot(self._new_id(), step, incarnation, facts, self._now())
+            await self._steps.hold(snapshot)
+            try:
+                reach("snapshot.begun")
+                await self._steps.cut(snapshot)
+                reach("snapshot.cut")
+            except Stopped:
+                raise
+            except FAILURES as error:
+                await self._fail(snapshot, words(error))
+                raise
+            self.last = snapshot
+            self._work = asyncio.create_task(self._run(snapshot))
+            log.info("snapshot_begun", step=step, position=snapshot.cut.position)
+            self._changes.wake()
+            return snapshot.snapshot_id, False
+
+    def _is_complete(self, found: Found, status: replay_pb2.GetReplayStatusResponse) -> bool:
+        manifest = found.manifest
+        if manifest is None:
+            return False
+        if manifest.run_id != self._config.run.run_id:
+            raise SnapshotFailedError(
+                f"{found.uri} is a checkpoint of run {manifest.run_id}; give another "
+                "checkpoint.storage"
+            )
+        return manifest.lineage == status.lineage and not found.problems
+
+    async def _run(self, snapshot: Snapshot) -> None:
+        try:
+            async with asyncio.timeout(self._config.checkpoint.deadline_s):
+                await self._steps.write_parts(snapshot)
+            snapshot.committing = True
+            await self._steps.commit(snapshot)
+        except Stopped:
+            return  # the next coordinator ends it
+        except FAILURES as error:
+            if not snapshot.complete:
+                await self._fail(snapshot, words(error))
+                return
+            log.warning("checkpoint_not_removed", detail=words(error))
+        self._count(snapshot)
+
+    async def _fail(self, snapshot: Snapshot, why: str) -> None:
+        try:
+            await self._steps.fail(snapshot, why)
+        except Stopped:
+            return
+        self.failed_count += 1
+
+    def _count(self, snapshot: Snapshot) -> None:
+        self.saved_step = snapshot.step
+        self.complete_count += 1
+
+    async def _give_up(self, why: str) -> None:
+        """End this process's own snapshot, if one is under way; wait for one that is committed."""
+        snapshot, work = self.last, self._work
+        if snapshot is None or work is None:
+            return
+        if snapshot.under_way and not snapshot.committing:
+            work.cancel()
+        await asyncio.wait([work])
+        self._work = None
+        if snapshot.under_way:
+            await self._fail(snapshot, why)
+
+    async def _take_up(self, status: replay_pb2.GetReplayStatusResponse) -> None:
+        """End the snapshot that a coordinator before this one has left."""
+        self.saved_step = status.saved_step
+        left = status.snapshot
+        if not left.snapshot_id or (self.last and self.last.snapshot_id == left.snapshot_id):
+            return
+        snapshot = Snapshot(left.snapshot_id, left.step, 0, {}, self._now())
+        snapshot.cut.position = left.position
+        found = await asyncio.to_thread(self._directory.look, left.step, read=False)
+        manifest = found.manifest
+        if manifest and manifest.snapshot_id == left.snapshot_id and not found.problems:
+            log.info("snapshot_found_complete", step=left.step)
+            self.last = snapshot
+            await self._steps.finish(snapshot, manifest.size_bytes)
+            self._count(snapshot)
+            await self._steps.release(snapshot)
+        else:
+            self.last = snapshot
+            await self._fail(snapshot, "the checkpoint coordinator was started again")
