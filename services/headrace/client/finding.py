@@ -71,6 +71,18 @@ def launcher_lives(directory: RunDirectory) -> bool:
     return True
 
 
+def same_machine(answer: pb.GetReplayStatusResponse) -> RunDirectory | None:
+    """Give the run directory that the replay buffer names, if it is here and of the same run."""
+    if not answer.run_dir:
+        return None
+    directory = RunDirectory(Path(answer.run_dir))
+    try:
+        config = load_config(directory.config_file)
+    except UsageError:
+        return None
+    return directory if config.run.run_id == answer.process.run_id else None
+
+
 class DirectoryLedger:
     """The ledger of the run in a directory.
 

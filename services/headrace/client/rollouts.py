@@ -9,7 +9,9 @@ import grpc
 
 from headrace.client.asking import Pauses, is_outage, refusal
 from headrace.client.frames import needs
+from headrace.client.queries import Queries
 from headrace.client.words import state_name
+from headrace.errors import UsageError
 from headrace.trajectory.chunks import Joiner
 from headrace.trajectory.client import opened
 from headrace.trajectory.key import TrajectoryKey
@@ -39,6 +41,33 @@ COLUMNS: Final = (
     "prompt_tokens",
     "response_tokens",
 )
+
+
+def groups_with_text(
+    queries: Queries, step: int | None, *, committed: int
+) -> list[prompt_pb2.PromptGroup]:
+    """Give the groups whose trajectories are in the store, by ordinal.
+
+    Args:
+        queries: Asks the ledger.
+        step: Only those sampled for it; None = finished and sampled ones.
+        committed: The last committed step.
+
+    Raises:
+        UsageError: the step is committed.
+
+    """
+    if step is not None and step <= committed:
+        raise UsageError(
+            f"step {step} is committed, and a committed step's trajectories are deleted; "
+            f"there are those of finished groups (step=None) and of step {committed + 1}"
+        )
+    groups = list(queries.prompts(state="sampled"))
+    if step is None:
+        groups += queries.prompts(state="finished")
+    else:
+        groups = [group for group in groups if group.step == step]
+    return sorted(groups, key=lambda group: group.ordinal)
 
 
 def keys_of(group: prompt_pb2.PromptGroup) -> Iterator[str]:

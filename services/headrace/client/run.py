@@ -6,7 +6,6 @@ import uuid
 import warnings
 from collections.abc import Iterable, Mapping
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.client.checkpoints import (
@@ -15,6 +14,7 @@ from headrace.client.checkpoints import (
     stored_checkpoints,
     take_snapshot,
 )
+from headrace.client.finding import same_machine
 from headrace.client.frames import needs, prompts_frame, read_steps, steps_frame
 from headrace.client.last_resume import LastResume
 from headrace.client.ledger import LiveLedger
@@ -23,7 +23,7 @@ from headrace.client.peers import Peers, Roll
 from headrace.client.place import Event, Place
 from headrace.client.plots import Plots
 from headrace.client.queries import Queries
-from headrace.client.rollouts import fetch, keys_of, trajectories_frame
+from headrace.client.rollouts import fetch, groups_with_text, keys_of, trajectories_frame
 from headrace.client.status import Status
 from headrace.client.watch import Watch
 from headrace.client.window import STATES, count
@@ -132,17 +132,7 @@ class Run:
 
         """
         committed = self._ask_status().committed_step
-        if step is not None and step <= committed:
-            raise UsageError(
-                f"step {step} is committed, and a committed step's trajectories are deleted; "
-                f"there are those of finished groups (step=None) and of step {committed + 1}"
-            )
-        groups = list(self._queries.prompts(state="sampled"))
-        if step is None:
-            groups += self._queries.prompts(state="finished")
-        else:
-            groups = [group for group in groups if group.step == step]
-        groups = sorted(groups, key=lambda group: group.ordinal)[:limit]
+        groups = groups_with_text(self._queries, step, committed=committed)[:limit]
         keys = [key for group in groups for key in keys_of(group)]
         found = (
             fetch(self._peers.channel("store"), keys, patience_s=self._patience_s) if keys else {}
@@ -311,7 +301,7 @@ class Run:
         """Ask, and learn where the others are."""
         answer = self._ledger.status()
         if self._directory is None:
-            self._directory = _same_machine(answer)
+            self._directory = same_machine(answer)
         # What a run that is not running announced may be another process's by now.
         live = self._directory if answer.process.process else None
         self._peers.learn(answer.addresses, live)
@@ -334,15 +324,3 @@ class Run:
             for group in islice(self._queries.prompts(state=state), 1):
                 return len(group.sessions)
         return 0
-
-
-def _same_machine(answer: pb.GetReplayStatusResponse) -> RunDirectory | None:
-    """Give the run directory that the replay buffer names, if it is here and of the same run."""
-    if not answer.run_dir:
-        return None
-    directory = RunDirectory(Path(answer.run_dir))
-    try:
-        config = load_config(directory.config_file)
-    except UsageError:
-        return None
-    return directory if config.run.run_id == answer.process.run_id else None
