@@ -70,6 +70,24 @@ def store(
     _serve("store", config, overrides, "store", port, metrics_port, announce)
 
 
+@app.command()
+def checkpoint(
+    config: ConfigArgument,
+    overrides: Overrides = None,
+    port: PortOption = 0,
+    metrics_port: MetricsPortOption = 0,
+    announce: AnnounceOption = None,
+) -> None:
+    """Serve the checkpoint coordinator: it has snapshots made, and lets a run go on from them.
+
+    Needs endpoints.replay=HOST:PORT and endpoints.store=HOST:PORT.
+
+    Example: `headrace serve checkpoint my.yaml run.run_dir=/srv/run-1
+    endpoints.replay=127.0.0.1:7001 endpoints.store=127.0.0.1:7002`
+    """
+    _serve("checkpoint", config, overrides, "checkpoint", port, metrics_port, announce)
+
+
 def worker(
     config: ConfigArgument,
     overrides: Overrides = None,

@@ -18,7 +18,14 @@ from google.protobuf.descriptor import FileDescriptor
 from headrace.rpc.deadlines import with_deadline
 from headrace.rpc.outgoing import Fill, SyncInterceptor, aio_interceptors
 from headrace.rpc.security import Security
-from headrace.v1 import feeder_pb2, replay_pb2, rollout_pb2, store_pb2, trainer_pb2
+from headrace.v1 import (
+    checkpoint_pb2,
+    feeder_pb2,
+    replay_pb2,
+    rollout_pb2,
+    store_pb2,
+    trainer_pb2,
+)
 
 KEEPALIVE_MS: Final = 30_000
 """How often a connection with a call under way is checked. Servers allow no less than 20 s."""
@@ -39,6 +46,7 @@ _RETRY: Final = {
 }
 
 _FILES: Final[tuple[FileDescriptor, ...]] = (
+    checkpoint_pb2.DESCRIPTOR,
     feeder_pb2.DESCRIPTOR,
     replay_pb2.DESCRIPTOR,
     rollout_pb2.DESCRIPTOR,
