@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from pathlib import Path
 
 import grpc
 import psutil
 import pytest
-from prometheus_client import CollectorRegistry
+from store_bench import (
+    CAPACITY_BYTES,
+    Bench,
+    Clock,
+    new_waits,
+    open_bench,
+    serve,
+    trajectory,
+    value_of,
+)
 
 from headrace.errors import (
     ChecksumMismatchError,
@@ -20,7 +29,6 @@ from headrace.errors import (
     StoreFullError,
 )
 from headrace.rpc.channel import open_channel
-from headrace.rpc.server import bind, create_server
 from headrace.rpc.status import error_from
 from headrace.rpc.waits import Waits
 from headrace.store.nodes import Nodes
@@ -29,14 +37,11 @@ from headrace.store.queue import PARTITION, TransferQueue
 from headrace.store.row import inspect
 from headrace.store.service import StoreService
 from headrace.store.store import TrajectoryStore
-from headrace.store.sweep import Sweeper
 from headrace.trajectory.chunks import MAX_MESSAGE_BYTES, Value, split
 from headrace.trajectory.client import get_trajectories, put_trajectories
-from headrace.v1 import replay_pb2, replay_pb2_grpc, status_pb2, store_pb2_grpc
+from headrace.v1 import status_pb2, store_pb2_grpc
 from headrace.v1 import store_pb2 as pb
-from headrace.v1.trajectory_pb2 import Trajectory, WeightSpan
 
-CAPACITY_BYTES = 16 * 2**20
 GRACE_S = 30.0
 UNITS = 2
 
@@ -62,136 +67,15 @@ def nodes(others_listening: set[str]) -> Iterator[Nodes]:
     started.close()
 
 
-@dataclass
-class Clock:
-    time: float = 1000.0
-
-    def __call__(self) -> float:
-        return self.time
-
-
-class Replay(replay_pb2_grpc.ReplayBufferServiceServicer):
-    """Says which rows are dead: those that the test named."""
-
-    def __init__(self) -> None:
-        self.dead: set[str] = set()
-        self.asked: list[replay_pb2.FindDeadTrajectoriesRequest] = []
-
-    async def FindDeadTrajectories(
-        self,
-        request: replay_pb2.FindDeadTrajectoriesRequest,
-        context: object,
-    ) -> replay_pb2.FindDeadTrajectoriesResponse:
-        self.asked.append(request)
-        dead = [key for key in request.keys if key in self.dead]
-        return replay_pb2.FindDeadTrajectoriesResponse(dead_keys=dead)
-
-
-@dataclass
-class Bench:
-    """One store and all around it."""
-
-    stub: store_pb2_grpc.TrajectoryStoreServiceAsyncStub
-    store: TrajectoryStore
-    queue: TransferQueue
-    sweeper: Sweeper
-    replay: Replay
-    clock: Clock
-    stopping: asyncio.Event
-    waits: Waits
-    stop_replay: Callable[[], Awaitable[None]]
-    start_replay: Callable[[], Awaitable[None]]
-
-
-def new_waits() -> Waits:
-    return Waits(stall_after_s=60)
-
-
-async def serve(stack: AsyncExitStack, add: Callable[[grpc.aio.Server], object], port: int) -> str:
-    server = create_server(CollectorRegistry())
-    add(server)
-    address = bind(server, "127.0.0.1", port)
-    await server.start()
-    stack.push_async_callback(server.stop, None)
-    return address
-
-
-@dataclass
-class ReplayServer:
-    """The replay buffer's server, that can go away and come back at the same address."""
-
-    replay: Replay
-    port: int = 0
-    stack: AsyncExitStack = field(default_factory=AsyncExitStack)
-
-    async def start(self) -> None:
-        def add(server: grpc.aio.Server) -> None:
-            replay_pb2_grpc.add_ReplayBufferServiceServicer_to_server(self.replay, server)
-
-        address = await serve(self.stack, add, self.port)
-        self.port = int(address.rpartition(":")[2])
-
-    async def stop(self) -> None:
-        await self.stack.aclose()
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
 
 
 @pytest.fixture
-async def bench(nodes: Nodes) -> AsyncIterator[Bench]:
-    client = nodes.attach("test")
-    waits, stopping, clock = new_waits(), asyncio.Event(), Clock()
-    replay = Replay()  # type: ignore[abstract]  # the rest is not called
-    queue = TransferQueue(client, unit_count=UNITS, timeout_s=20, waits=waits)
-    store = TrajectoryStore(queue, incarnation="life1", capacity_bytes=CAPACITY_BYTES, now=clock)
-    async with AsyncExitStack() as stack:
-        replay_server = ReplayServer(replay)
-        await replay_server.start()
-        stack.push_async_callback(replay_server.stop)
-        to_replay = await stack.enter_async_context(open_channel(f"127.0.0.1:{replay_server.port}"))
-        sweeper = Sweeper(
-            store,
-            replay_pb2_grpc.ReplayBufferServiceStub(to_replay),
-            waits=waits,
-            stopping=stopping,
-        )
-        service = StoreService(lambda: status_pb2.ProcessStatus(process="store"))
-        service.open(store, sweeper)
-        address = await serve(stack, service.add_to, 0)
-        to_store = await stack.enter_async_context(open_channel(address))
-        yield Bench(
-            stub=store_pb2_grpc.TrajectoryStoreServiceStub(to_store),
-            store=store,
-            queue=queue,
-            sweeper=sweeper,
-            replay=replay,
-            clock=clock,
-            stopping=stopping,
-            waits=waits,
-            stop_replay=replay_server.stop,
-            start_replay=replay_server.start,
-        )
-        await store.close()
-        await store.delete(store.age_limit(0))
-    client.close()
-
-
-def trajectory(session: int, *, uid: str = "e0r1", tokens: int = 4) -> Trajectory:
-    return Trajectory(
-        schema_version=1,
-        key=f"{uid}_{session}_0_ab12a1",
-        prompt_token_ids=[5, 6, 7],
-        response_token_ids=range(tokens),
-        logprobs=[-0.5] * tokens,
-        loss_mask=[True] * tokens,
-        reward=1.0,
-        weight_spans=[
-            WeightSpan(lineage="ab12", version=3, begin=0, end=2),
-            WeightSpan(lineage="ab12", version=4, begin=2, end=tokens),
-        ],
-    )
-
-
-def value_of(message: Trajectory) -> Value:
-    return Value.sealed(message.key, message.SerializeToString())
+async def bench(nodes: Nodes, clock: Clock, tmp_path: Path) -> AsyncIterator[Bench]:
+    async with open_bench(tmp_path, nodes, unit_count=UNITS, now=clock) as opened:
+        yield opened
 
 
 async def put_chunks(
@@ -252,12 +136,12 @@ async def test_reads_that_exceed_a_batch_come_in_order_and_whole(bench: Bench) -
     assert list(found.values()) == put
 
 
-async def test_a_repeated_put_is_confirmed_and_writes_nothing(bench: Bench) -> None:
+async def test_a_repeated_put_is_confirmed_and_writes_nothing(bench: Bench, clock: Clock) -> None:
     put = [trajectory(session) for session in range(4)]
     await put_trajectories(bench.stub, put)
     before = await status(bench)
 
-    bench.clock.time += 10
+    clock.time += 10
     answer = await put_chunks(bench, next(split([value_of(message) for message in put])))
 
     after = await status(bench)
@@ -299,7 +183,7 @@ async def test_of_two_different_values_put_at_once_under_one_key_one_is_refused(
         return_exceptions=True,
     )
 
-    assert taken is None
+    assert taken == "life1"
     assert isinstance(refused, KeyExistsError)
     assert await bench.store.read([first.key]) == ([value_of(first)], [])
 
@@ -319,8 +203,7 @@ async def test_puts_that_are_written_together_do_not_share_their_failures(bench:
     )
 
     kinds = [type(outcome) for outcome in outcomes]
-    none = type(None)
-    assert kinds == [none] * 4 + [KeyExistsError, StoreFullError, NotReadyError, none]
+    assert kinds == [str] * 4 + [KeyExistsError, StoreFullError, NotReadyError, str]
     found, missing = await get_trajectories(
         bench.stub, [one.key for one in (*good, there, lost, too_large)]
     )
@@ -521,10 +404,10 @@ async def test_a_put_without_room_first_sweeps_the_dead_however_young(bench: Ben
     assert (await status(bench)).swept_count == 1
 
 
-async def test_a_sweep_takes_only_what_is_dead_and_old_enough(bench: Bench) -> None:
+async def test_a_sweep_takes_only_what_is_dead_and_old_enough(bench: Bench, clock: Clock) -> None:
     old_dead, old_alive, young_dead = (trajectory(session) for session in range(3))
     await put_trajectories(bench.stub, [old_dead, old_alive])
-    bench.clock.time += GRACE_S
+    clock.time += GRACE_S
     await put_trajectories(bench.stub, [young_dead])
     bench.replay.dead = {old_dead.key, young_dead.key}
 
@@ -600,7 +483,7 @@ async def test_with_waits_a_client_outlives_the_store_s_start(bench: Bench) -> N
         putting = asyncio.create_task(put_trajectories(stub, [trajectory(0)], waits=waits))
         await waiting(waits)
 
-        service.open(bench.store, bench.sweeper)
+        service.open(bench.store, bench.sweeper, bench.saver, bench.restorer)
 
         assert await asyncio.wait_for(putting, 20) == "life1"
         found, _ = await get_trajectories(stub, [trajectory(0).key], waits=waits)
@@ -627,7 +510,7 @@ async def test_a_storage_unit_that_is_gone_ends_calls_by_their_deadline_and_the_
         await store.read(keys)
     with pytest.raises(NotReadyError, match="did not answer a clear"):
         await store.delete(keys)
-    await asyncio.wait_for(until_dead(queue, every_s=60), 20)
+    await asyncio.wait_for(until_dead(lambda: queue, every_s=60), 20)
 
     assert store.catalogue.missing_from(keys) == keys, "half deleted rows are not served"
     assert len(store.catalogue) == 2 * UNITS, "their room is theirs until they are cleared"

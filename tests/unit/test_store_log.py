@@ -338,8 +338,8 @@ def test_a_log_of_which_nobody_knows_whose_it_is_is_refused(
 def test_a_log_of_a_later_version_is_refused(tmp_path: Path) -> None:
     filled(tmp_path, [value(1)])
     said = json.loads((tmp_path / "log.json").read_text())
-    (tmp_path / "log.json").write_text(json.dumps({**said, "version": 2}))
-    with pytest.raises(UsageError, match="has version 2, this program reads version 1"):
+    (tmp_path / "log.json").write_text(json.dumps({**said, "version": 3}))
+    with pytest.raises(UsageError, match="has version 3, this program reads version 2"):
         begin(tmp_path)
 
 

@@ -65,6 +65,10 @@ class Catalogue:
         """Return the keys of rows put at that time or before, oldest first."""
         return [key for key, entry in self._entries.items() if entry.put_at_s <= time_s]
 
+    def confirmed(self) -> list[tuple[str, Entry]]:
+        """Return the rows that are confirmed, oldest first."""
+        return [(key, entry) for key, entry in self._entries.items() if entry.confirmed]
+
     def missing_from(self, keys: Iterable[str]) -> list[str]:
         """Return those of the keys that have no confirmed row, in their order."""
         found = ((key, self._entries.get(key)) for key in keys)

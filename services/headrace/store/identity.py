@@ -11,7 +11,8 @@ from pathlib import Path
 from headrace.errors import UsageError
 
 FORMAT = "headrace store log"
-VERSION = 1
+VERSION = 2
+_READABLE = (1, VERSION)
 _NAME = "log.json"
 _REMEDY = (
     "restore it, or remove the directory: trajectories that were in it are then generated again"
@@ -26,6 +27,16 @@ class Identity:
     """The run that the rows belong to."""
     store_incarnation: str
     """The store that confirmed them; one that finds its log again is still the same."""
+    rows: str = ""
+    """The folder, below the log's, in which the rows lie; empty = the log's own. Rows that were
+    restored have one of their own, so that one write of this puts all of them in place."""
+    restore_id: str = ""
+    """The restoring that they come from; empty if the log began without rows."""
+    hold_id: str = ""
+    """The hold under which they were restored, while the ledger does not know them yet: until it
+    is over they are neither swept nor registered."""
+    held_until_unix_s: float = 0.0
+    """When that hold is over at the latest, Unix seconds."""
 
 
 def lock(directory: Path) -> int:
@@ -69,16 +80,17 @@ def read(directory: Path, *, run_id: str) -> Identity | None:
     path = directory / _NAME
     try:
         found = json.loads(path.read_bytes())
-        version, there = found["version"], Identity(found["run_id"], found["store_incarnation"])
+        version, given = found["version"], set(Identity.__slots__) & set(found)
+        there = Identity(**{name: found[name] for name in given})
     except FileNotFoundError:
-        if any(directory.glob("rows-*.log")):
+        if any(directory.glob("rows-*.log")) or any(directory.glob("*/rows-*.log")):
             raise UsageError(
                 f"{directory} holds trajectories, but {_NAME} is missing: {_REMEDY}"
             ) from None
         return None
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{path} is damaged ({error}): {_REMEDY}") from error
-    if found.get("format") != FORMAT or version != VERSION:
+    if found.get("format") != FORMAT or version not in _READABLE:
         raise UsageError(
             f"{path}: the log has version {version}, this program reads version {VERSION}: use the "
             "program that wrote it, or another run directory"

@@ -3,6 +3,7 @@
     log.json                          whose log it is (identity.py)
     lock                              held by the store that writes
     rows-{number}.log, dead-…         segments (segment.py); the newest is appended to
+    restored-…/                       segments of rows that were restored (succession.py)
 
 A row is durable before its put is confirmed. A segment goes as soon as all of its rows are dead,
 and one of which less than a quarter lives is written again at the end, so that the files stay below
@@ -50,10 +51,13 @@ class StoreLog:
     """The log in a directory of a local file system."""
 
     def __init__(
-        self, directory: Path, found: Identity, *, is_new: bool, lock: int, fsync: bool
+        self, directory: Path, found: Identity, *, is_new: bool, lock: int | None, fsync: bool
     ) -> None:
         self.directory = directory
-        self.incarnation = found.store_incarnation
+        self.identity = found
+        """Whose it is."""
+        self.rows_directory = directory / found.rows
+        """Where its segments are."""
         self.is_new = is_new
         """Whether it was begun now."""
         self.torn_bytes = 0
@@ -63,8 +67,9 @@ class StoreLog:
         self.refused_count = 0
         """Appends that the disk has refused so far."""
         self.segment_bytes = SEGMENT_BYTES
+        self.fsync = fsync
+        """Whether a row survives power loss, and not only a killed process."""
         self._lock = lock
-        self._fsync = fsync
         self._places: dict[str, Place] = {}
         self._segments: list[Segment] = []
         self._active: Segment | None = None
@@ -107,6 +112,11 @@ class StoreLog:
         return len(self._places)
 
     @property
+    def incarnation(self) -> str:
+        """The store that it makes outlive the process."""
+        return self.identity.store_incarnation
+
+    @property
     def size_bytes(self) -> int:
         """Bytes of all segments."""
         return sum(segment.size_bytes for segment in self._segments)
@@ -122,11 +132,13 @@ class StoreLog:
         A key that comes again replaces what came before under it: its put was repeated, or a crash
         came between a rewriting and the removal of what had been rewritten.
         """
-        there = numbers(self.directory, "rows")
-        for number in set(numbers(self.directory, "dead")) - set(there):
-            (self.directory / f"dead-{number:08d}.log").unlink()
+        directory = self.rows_directory
+        directory.mkdir(exist_ok=True)
+        there = numbers(directory, "rows")
+        for number in set(numbers(directory, "dead")) - set(there):
+            (directory / f"dead-{number:08d}.log").unlink()
         for number in there:
-            segment = Segment(self.directory, number)
+            segment = Segment(directory, number)
             self._segments.append(segment)
             self._next_number = number + 1
             for found in segment.read():
@@ -180,11 +192,31 @@ class StoreLog:
                 self._bury(segment, offsets)
         self._tidy()
 
+    def identify(self, found: Identity) -> None:
+        """Say, durably, whose log it is from now on.
+
+        Raises:
+            NotReadyError: the disk refused.
+
+        """
+        try:
+            identity.write(self.directory, found)
+        except OSError as error:
+            raise NotReadyError(f"{_words_for(error)}: {error}: {self.directory}") from error
+        self.identity = found
+
+    def take_lock_of(self, older: StoreLog) -> None:
+        """Go on with another log's lock on the directory."""
+        self._lock, older._lock = older._lock, None
+
     def close(self) -> None:
-        """Let go of the files and the lock."""
+        """Let go of the files and the lock. Safe to repeat."""
         for segment in self._segments:
             segment.close()
-        os.close(self._lock)
+        self._segments, self._active = [], None
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
     # -- rows ----------------------------------------------------------------------------------
 
@@ -192,7 +224,7 @@ class StoreLog:
         segment = self._active
         if segment is None or segment.is_broken or segment.size_bytes >= self.segment_bytes:
             segment = self._begin_segment()
-        offsets = segment.append(values, fsync=self._fsync)
+        offsets = segment.append(values, fsync=self.fsync)
         return self._settle(values, offsets, segment)
 
     def _settle(self, values: Sequence[Value], offsets: Sequence[int], segment: Segment) -> bool:
@@ -222,11 +254,11 @@ class StoreLog:
     def _begin_segment(self) -> Segment:
         number = self._next_number
         self._next_number += 1
-        segment = Segment(self.directory, number, create=True)
+        segment = Segment(self.rows_directory, number, create=True)
         self._segments.append(segment)
         self._active = segment
-        if self._fsync:
-            identity.sync_directory(self.directory)
+        if self.fsync:
+            identity.sync_directory(self.rows_directory)
         return segment
 
     def _tidy(self) -> None:

@@ -8,6 +8,8 @@ from prometheus_client import Metric
 
 from headrace.rpc.mirror import counter, gauge
 from headrace.store.log import StoreLog
+from headrace.store.restorer import RowRestorer
+from headrace.store.saver import RowSaver, Saved
 from headrace.store.store import TrajectoryStore
 from headrace.store.sweep import Sweeper
 
@@ -15,10 +17,13 @@ from headrace.store.sweep import Sweeper
 class StoreMetrics:
     """Reads one store. Used on the event loop."""
 
-    def __init__(self, store: TrajectoryStore, sweeper: Sweeper, log: StoreLog | None) -> None:
+    def __init__(
+        self, store: TrajectoryStore, sweeper: Sweeper, saver: RowSaver, restorer: RowRestorer
+    ) -> None:
         self._store = store
         self._sweeper = sweeper
-        self._log = log
+        self._saver = saver
+        self._restorer = restorer
 
     def read(self) -> Iterator[Metric]:
         """Give all there is."""
@@ -35,8 +40,27 @@ class StoreMetrics:
         )
         swept = self._sweeper.swept_count
         yield counter("headrace_store_rows_swept", "Trajectories that nobody referred to.", swept)
-        if self._log is not None:
-            yield from _read_log(self._log)
+        held = len(store.hold.noted)
+        yield gauge("headrace_store_deletions_held", "Deletions held back.", held)
+        restored = self._restorer.restored_count
+        yield gauge("headrace_store_restored_rows", "Trajectories of the last restore.", restored)
+        yield from _read_save(self._saver.last)
+        if store.life.log is not None:
+            yield from _read_log(store.life.log)
+
+
+def _read_save(saved: Saved | None) -> Iterator[Metric]:
+    rows, raw, files, locked_s, wait_s = 0, 0, 0, 0.0, 0.0
+    if saved is not None:
+        rows, raw, files = saved.row_count, saved.raw_bytes, saved.file_bytes
+        locked_s, wait_s = saved.locked_s, saved.longest_put_wait_s
+    yield gauge("headrace_store_saved_rows", "Trajectories in the last checkpoint.", rows)
+    yield gauge("headrace_store_saved_bytes", "Their bytes.", raw)
+    yield gauge("headrace_store_saved_file_bytes", "Bytes of the files for them.", files)
+    yield gauge(
+        "headrace_store_save_locked_seconds", "For how long no put was written then.", locked_s
+    )
+    yield gauge("headrace_store_save_longest_put_wait_seconds", "The longest of a put.", wait_s)
 
 
 def _read_log(log: StoreLog) -> Iterator[Metric]:

@@ -7,6 +7,7 @@ new process with a new incarnation.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from headrace.errors import NotReadyError
 from headrace.log import get_logger
@@ -20,14 +21,28 @@ _log = get_logger()
 
 
 async def until_dead(
-    queue: TransferQueue, *, every_s: float = PROBE_EVERY_S, failures: int = FAILURES_ALLOWED
+    queue: Callable[[], TransferQueue | None],
+    *,
+    every_s: float = PROBE_EVERY_S,
+    failures: int = FAILURES_ALLOWED,
 ) -> None:
-    """Probe controller and units again and again; return when they count as dead."""
+    """Probe controller and units again and again; return when they count as dead.
+
+    Args:
+        queue: Gives the TransferQueue that is in use; None while it is busy with a checkpoint.
+        every_s: Seconds between two probes.
+        failures: Probes in a row that may fail.
+
+    """
     failed = 0
     while failed < failures:
+        probed = queue()
         try:
-            await queue.probe()
+            if probed is not None:
+                await probed.probe()
         except (NotReadyError, RowsUnreadableError) as error:
+            if probed is not queue():
+                continue  # It has been replaced, or has begun a checkpoint meanwhile.
             failed += 1
             _log.warning("probe_failed", error=str(error), in_a_row=failed)
         else:

@@ -4,13 +4,18 @@ A call that is not answered in time is given up; whether it was carried out is t
 is why the store's keys are idempotent. TransferQueue's silent failures become loud here: it drops
 missing keys from a batch, and reports a put as done that its catalogue has not recorded.
 
+It writes and reads checkpoints of itself: pickles, without a checksum, and consistent only if
+nobody writes meanwhile. Who calls sees to that.
+
 Knows values as bytes under keys; not what they mean, nor which ought to be there.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Coroutine, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from headrace.errors import HeadraceError, NotReadyError
@@ -21,6 +26,12 @@ _PROBE_PARTITION = "probe"
 _FIELD = "value"
 PROBE_TIMEOUT_S = 10.0
 """A probe is tiny; its deadline is not longer than this, however long a put may take."""
+CHECKPOINT_BYTES_PER_S = 10 * 2**20
+"""How slow a disk may be: a checkpoint may take as long as its bytes take then."""
+CONTROLLER_FILE = "controller_state.pkl"
+"""The catalogue, in TransferQueue's checkpoints."""
+METADATA_FILE = "metadata.json"
+"""What they say about themselves."""
 
 Tag: TypeAlias = Mapping[str, str | int]
 """What a tool sees beside a key. Never read back as truth."""
@@ -50,6 +61,15 @@ class TransferQueue:
         self._timeout_s = timeout_s
         self._waits = waits
         self._probe_keys = [f"unit{position}" for position in range(unit_count)]
+        self._in_flight = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._is_retired = False
+
+    async def retire(self) -> None:
+        """Refuse all calls from now on, and wait for those in flight; then it may be closed."""
+        self._is_retired = True
+        await self._idle.wait()
 
     async def put(self, keys: Sequence[str], values: Sequence[bytes], tags: Sequence[Tag]) -> None:
         """Write rows in one batch; `kv_batch_put`, without its globals.
@@ -108,6 +128,62 @@ class TransferQueue:
 
         """
         await self._answered("clear", self._clear(PARTITION, keys))
+
+    async def keys(self) -> list[str]:
+        """Name what is in the catalogue, ready or not.
+
+        Raises:
+            NotReadyError: no answer in time, or an error.
+
+        """
+        listed = await self._answered("list", self._client.async_kv_list(PARTITION))
+        return list(listed.get(PARTITION, {}))
+
+    async def save(
+        self, directory: Path, *, size_bytes: int, metadata: Mapping[str, str | int]
+    ) -> None:
+        """Write a checkpoint into an empty directory: what `save_checkpoint` writes.
+
+        That one blocks, and has no deadline. Rows must not be written meanwhile.
+
+        Args:
+            directory: Where to.
+            size_bytes: About how large it will be; it may take the longer for it.
+            metadata: What is to stand in it for its readers.
+
+        Raises:
+            NotReadyError: no answer in time, or an error: the disk is full.
+            OSError: the disk is full.
+
+        """
+        controller_file = str(directory / CONTROLLER_FILE)
+        timeout_s = self._timeout_s + size_bytes / CHECKPOINT_BYTES_PER_S
+
+        async def write() -> None:
+            await self._client.async_save_controller_checkpoint(controller_file)
+            await self._client.async_save_storage_checkpoint(str(directory))
+
+        await self._answered("save", write(), timeout_s=timeout_s)
+        header = json.dumps({"storage_saved": True, "user_metadata": dict(metadata)}, indent=2)
+        await asyncio.to_thread((directory / METADATA_FILE).write_text, header)
+
+    async def load(self, directory: Path, *, size_bytes: int) -> None:
+        """Take everything from a checkpoint, made with as many storage units, as a fresh one.
+
+        It runs what stands in the files, which have to be trusted and whole.
+
+        Raises:
+            NotReadyError: no answer in time, or an error. What it holds then is unknown.
+
+        """
+        controller_file = str(directory / CONTROLLER_FILE)
+        timeout_s = self._timeout_s + size_bytes / CHECKPOINT_BYTES_PER_S
+
+        async def read() -> None:
+            await self._client.async_load_storage_checkpoint(str(directory))
+            await self._client.async_load_controller_checkpoint(controller_file)
+
+        await self._answered("load", read(), timeout_s=timeout_s)
 
     async def open_probe(self) -> None:
         """Write the rows that `probe` reads: one on each unit. To be called before any put.
@@ -184,6 +260,11 @@ class TransferQueue:
         self, what: str, call: Coroutine[Any, Any, _T], *, timeout_s: float | None = None
     ) -> _T:
         limit_s = self._timeout_s if timeout_s is None else timeout_s
+        if self._is_retired:
+            call.close()
+            raise NotReadyError("another TransferQueue has taken this one's place")
+        self._in_flight += 1
+        self._idle.clear()
         try:
             with self._waits.waiting(
                 f"TransferQueue: {what}",
@@ -199,3 +280,7 @@ class TransferQueue:
             raise NotReadyError(
                 f"TransferQueue answered a {what} with an error: {error}"
             ) from error
+        finally:
+            self._in_flight -= 1
+            if self._in_flight == 0:
+                self._idle.set()

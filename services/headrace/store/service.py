@@ -6,6 +6,8 @@ the process is to be seen before.
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
@@ -13,18 +15,25 @@ import grpc
 
 from headrace.errors import InvalidFieldError, NotReadyError
 from headrace.rpc.calls import Stopped
+from headrace.store.restorer import RowRestorer
 from headrace.store.row import Row, inspect
+from headrace.store.saver import RowSaver
 from headrace.store.store import TrajectoryStore
 from headrace.store.sweep import Sweeper
 from headrace.trajectory.chunks import MAX_CALL_BYTES, Joiner, split
 from headrace.v1 import status_pb2, store_pb2_grpc
 from headrace.v1 import store_pb2 as pb
 
+MAX_KEYS_PER_CALL = 65_536
+"""Most keys of one check."""
+
 
 @dataclass(frozen=True)
 class _Open:
     store: TrajectoryStore
     sweeper: Sweeper
+    saver: RowSaver
+    restorer: RowRestorer
 
 
 class StoreService(store_pb2_grpc.TrajectoryStoreServiceServicer):
@@ -44,13 +53,16 @@ class StoreService(store_pb2_grpc.TrajectoryStoreServiceServicer):
         """Say, until `open`, why calls are put off."""
         self._not_yet = why
 
-    def open(self, store: TrajectoryStore, sweeper: Sweeper) -> None:
+    def open(
+        self, store: TrajectoryStore, sweeper: Sweeper, saver: RowSaver, restorer: RowRestorer
+    ) -> None:
         """Answer from this store from now on."""
-        self._opened = _Open(store, sweeper)
+        self._opened = _Open(store, sweeper, saver, restorer)
 
     async def close(self) -> None:
         """Wait for the writes under way. To be called when no more calls come."""
         if self._opened is not None:
+            await self._opened.saver.close()
             await self._opened.store.close()
 
     def add_to(self, server: grpc.aio.Server) -> Sequence[str]:
@@ -72,10 +84,8 @@ class StoreService(store_pb2_grpc.TrajectoryStoreServiceServicer):
                 await opened.sweeper.sweep(grace_s=0)
             except Stopped as error:
                 raise NotReadyError(str(error)) from error
-        await opened.store.put(rows)
-        return pb.PutTrajectoriesResponse(
-            store_incarnation=opened.store.incarnation, confirmed_count=len(rows)
-        )
+        incarnation = await opened.store.put(rows)
+        return pb.PutTrajectoriesResponse(store_incarnation=incarnation, confirmed_count=len(rows))
 
     async def GetTrajectories(
         self,
@@ -103,6 +113,80 @@ class StoreService(store_pb2_grpc.TrajectoryStoreServiceServicer):
         deleted = await self._ready().store.delete(request.keys)
         return pb.DeleteTrajectoriesResponse(deleted_count=deleted)
 
+    async def CheckTrajectories(
+        self,
+        request: pb.CheckTrajectoriesRequest,
+        context: grpc.aio.ServicerContext[
+            pb.CheckTrajectoriesRequest, pb.CheckTrajectoriesResponse
+        ],
+    ) -> pb.CheckTrajectoriesResponse:
+        """Read each row, and name those that are not whole."""
+        if len(request.keys) > MAX_KEYS_PER_CALL:
+            raise InvalidFieldError("keys", f"at most {MAX_KEYS_PER_CALL}")
+        store = self._ready().store
+        incarnation, missing = store.incarnation, []
+        for batch in store.batches(list(dict.fromkeys(request.keys))):
+            _, absent = await store.read(batch)
+            missing += absent
+        if store.incarnation != incarnation:
+            raise NotReadyError("rows were restored meanwhile; check again")
+        return pb.CheckTrajectoriesResponse(missing_keys=missing, store_incarnation=incarnation)
+
+    async def HoldDeletions(
+        self,
+        request: pb.HoldDeletionsRequest,
+        context: grpc.aio.ServicerContext[pb.HoldDeletionsRequest, pb.HoldDeletionsResponse],
+    ) -> pb.HoldDeletionsResponse:
+        """Hold deletions back."""
+        _require("hold_id", request.hold_id)
+        if not 0 < request.hold_s < math.inf:
+            raise InvalidFieldError("hold_s", "must be a number of seconds above 0")
+        store = self._ready().store
+        await store.hold_deletions(request.hold_id, request.hold_s, unix_time_s=time.time())
+        return pb.HoldDeletionsResponse(store_incarnation=store.incarnation)
+
+    async def ReleaseDeletions(
+        self,
+        request: pb.ReleaseDeletionsRequest,
+        context: grpc.aio.ServicerContext[pb.ReleaseDeletionsRequest, pb.ReleaseDeletionsResponse],
+    ) -> pb.ReleaseDeletionsResponse:
+        """End a hold, and delete what was noted."""
+        _require("hold_id", request.hold_id)
+        deleted = await self._ready().store.release_deletions(request.hold_id)
+        return pb.ReleaseDeletionsResponse(deleted_count=deleted)
+
+    async def SaveRows(
+        self,
+        request: pb.SaveRowsRequest,
+        context: grpc.aio.ServicerContext[pb.SaveRowsRequest, pb.SaveRowsResponse],
+    ) -> pb.SaveRowsResponse:
+        """Write the store's part of a checkpoint."""
+        _require("uri", request.uri)
+        _require("hold_id", request.hold_id)
+        saved = await self._ready().saver.save(request.uri, request.hold_id)
+        return pb.SaveRowsResponse(
+            part=saved.part,
+            row_count=saved.row_count,
+            raw_bytes=saved.raw_bytes,
+            locked_s=saved.locked_s,
+            longest_put_wait_s=saved.longest_put_wait_s,
+            store_incarnation=saved.store_incarnation,
+        )
+
+    async def RestoreRows(
+        self,
+        request: pb.RestoreRowsRequest,
+        context: grpc.aio.ServicerContext[pb.RestoreRowsRequest, pb.RestoreRowsResponse],
+    ) -> pb.RestoreRowsResponse:
+        """Begin another life with the rows of a checkpoint."""
+        _require("restore_id", request.restore_id)
+        _require("part", request.part.uri)
+        opened = self._ready()
+        await opened.restorer.restore(request.restore_id, request.part, unix_time_s=time.time())
+        return pb.RestoreRowsResponse(
+            store_incarnation=opened.store.incarnation, row_count=len(opened.store.catalogue)
+        )
+
     async def GetStoreStatus(
         self,
         request: pb.GetStoreStatusRequest,
@@ -119,12 +203,18 @@ class StoreService(store_pb2_grpc.TrajectoryStoreServiceServicer):
             held_bytes=store.catalogue.held_bytes,
             capacity_bytes=store.capacity_bytes,
             swept_count=sweeper.swept_count,
+            hold_id=store.hold.hold_id,
         )
 
     def _ready(self) -> _Open:
         if self._opened is None:
             raise NotReadyError(self._not_yet)
         return self._opened
+
+
+def _require(field: str, value: str) -> None:
+    if not value:
+        raise InvalidFieldError(field, "is required")
 
 
 async def _receive(requests: AsyncIterator[pb.PutTrajectoriesRequest]) -> list[Row]:

@@ -1,37 +1,37 @@
-"""Rows that are written once: put, read and deleted, within a number of bytes.
+"""Puts, reads, deletes and counts trajectories: the rules of the store.
 
-Everything that writes does so one at a time, under one lock: TransferQueue gains nothing from
-parallel writers, the log is synced once for all puts that wait, and a snapshot will need a moment
-in which nobody writes. A write that has begun runs to its end even if its caller goes away. Knows
-nothing of gRPC, nor who needs a row.
+Writes happen one at a time, under one lock: TransferQueue gains nothing from parallel writers, the
+log is synced once for all puts that wait, and a checkpoint needs a moment in which nobody writes.
+A write that has begun runs to its end even if its caller goes away. Knows nothing of gRPC, nor who
+needs a row.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any, TypeVar
-
-import crc32c
 
 from headrace.errors import NotReadyError, StoreFullError, WireError
 from headrace.log import get_logger
 from headrace.store.catalogue import Catalogue
+from headrace.store.hold import Hold
+from headrace.store.life import Life
 from headrace.store.log import StoreLog
 from headrace.store.puts import Put, WaitingPuts, fail_unfinished, fresh_rows
 from headrace.store.queue import TransferQueue
 from headrace.store.row import Row
 from headrace.trajectory.chunks import Value
 
-READ_BATCH_BYTES = 8 * 2**20
-"""Values read from TransferQueue at a time, unless one alone is larger."""
-
+_RETRY_S = 1.0
 _T = TypeVar("_T")
 _log = get_logger()
 
 
 class TrajectoryStore:
-    """The rows of one incarnation.
+    """The rows, and who they wait for.
 
     Args:
         queue: Where the bytes lie.
@@ -51,46 +51,61 @@ class TrajectoryStore:
         now: Callable[[], float],
         log: StoreLog | None = None,
     ) -> None:
-        self.incarnation = incarnation
+        restore_id = "" if log is None else log.identity.restore_id
+        self.life = Life(incarnation, queue, now, log, restore_id)
+        """What there is now; another one once rows were restored."""
         self.capacity_bytes = capacity_bytes
-        self.catalogue = Catalogue()
+        self.now = now
+        self.hold = Hold(now=now)
+        self.waiting = WaitingPuts(now=now)
         self.written_count = 0
         """Rows written so far."""
         self.read_count = 0
         """Rows read so far."""
         self.deleted_count = 0
         """Rows removed so far."""
-        self._queue = queue
-        self._now = now
-        self._log = log
-        self._waiting = WaitingPuts()
+        self.is_quiet = False
+        """Whether all writes are kept waiting."""
         self._write_lock = asyncio.Lock()
         self._writes: set[asyncio.Task[Any]] = set()
 
+    @property
+    def incarnation(self) -> str:
+        """Which store this is."""
+        return self.life.incarnation
+
+    @property
+    def catalogue(self) -> Catalogue:
+        """Which rows there are."""
+        return self.life.catalogue
+
     def age_limit(self, grace_s: float) -> list[str]:
         """Return the keys of rows that are at least so old, oldest first."""
-        return self.catalogue.keys_put_until(self._now() - grace_s)
+        return self.catalogue.keys_put_until(self.now() - grace_s)
 
     def has_room_for(self, rows: Sequence[Row]) -> bool:
         """Whether a put of these rows would fit now."""
         return self._extra_bytes(rows) <= self._free_bytes
 
-    async def put(self, rows: Sequence[Row]) -> None:
+    async def put(self, rows: Sequence[Row]) -> str:
         """Write rows; wait until TransferQueue's catalogue has confirmed each, and the log has it.
 
         Puts that wait at the same time are written together. A row that is there with the same
         bytes is confirmed again, not written again.
 
+        Returns:
+            The incarnation that has them.
+
         Raises:
             KeyExistsError: one of the keys is there with other bytes; nothing was written.
             StoreFullError: no room; nothing was written.
             NotReadyError: TransferQueue gave no answer, or not a confirmation, or the disk is
-                full. Put again.
+                full, or too many puts wait. Put again.
 
         """
-        put = self._waiting.add(rows)
+        put = self.waiting.add(rows)
         await self._uninterrupted(self._take_turn(put))
-        await put.outcome
+        return await put.outcome
 
     async def restore(self, rows: Sequence[Row]) -> None:
         """Take rows from the log, by different keys; those that are there are replaced.
@@ -100,10 +115,7 @@ class TrajectoryStore:
 
         """
         async with self._write_lock:
-            self._reserve(rows)
-            await self._queue_up(rows)
-            if not await self._confirm([row.value.key for row in rows]):
-                raise NotReadyError("TransferQueue's catalogue does not confirm restored rows")
+            await self.life.take(rows)
 
     async def read(self, keys: Sequence[str]) -> tuple[list[Value], list[str]]:
         """Read rows and check each against its checksum.
@@ -115,49 +127,79 @@ class TrajectoryStore:
             NotReadyError: TransferQueue gave no answer.
 
         """
-        absent = set(self.catalogue.missing_from(keys))
-        entries = {key: self.catalogue.find(key) for key in keys if key not in absent}
-        found = await self._queue.read_what_is_there(list(entries)) if entries else {}
-        values = []
-        for key, entry in entries.items():
-            data = found.get(key)
-            if entry is None or data is None or crc32c.crc32c(data) != entry.crc32c:
-                absent.add(key)
-                if entry is not None:
-                    # If the row was deleted meanwhile, this entry is in nobody's hands any more.
-                    entry.confirmed = False
-                    _log.warning("row_unreadable", key=key, found=data is not None)
-            else:
-                values.append(Value(key=key, data=data, crc32c=entry.crc32c))
+        values, absent = await self.life.read(keys)
         self.read_count += len(values)
-        return values, [key for key in keys if key in absent]
+        return values, absent
 
     def batches(self, keys: Sequence[str]) -> Iterator[list[str]]:
         """Cut keys into runs whose values are read at a time, to bound memory."""
-        batch: list[str] = []
-        size_bytes = 0
-        for key in keys:
-            entry = self.catalogue.find(key)
-            entry_bytes = entry.size_bytes if entry is not None else 0
-            if batch and size_bytes + entry_bytes > READ_BATCH_BYTES:
-                yield batch
-                batch, size_bytes = [], 0
-            batch.append(key)
-            size_bytes += entry_bytes
-        if batch:
-            yield batch
+        return self.life.batches(keys)
 
-    async def delete(self, keys: Sequence[str]) -> int:
-        """Remove rows. Keys that are not there are ignored.
+    async def delete(self, keys: Sequence[str], *, incarnation: str | None = None) -> int:
+        """Remove rows. Keys that are not there are ignored; under a hold, they go when it is over.
+
+        Args:
+            keys: Their keys.
+            incarnation: The store that they are to be removed from; None = whichever this is.
 
         Returns:
-            How many were there.
+            How many were there and are gone.
 
         Raises:
             NotReadyError: TransferQueue gave no answer. Delete again.
 
         """
-        return await self._uninterrupted(self._delete(keys))
+        return await self._uninterrupted(self._delete(keys, incarnation))
+
+    async def hold_deletions(self, hold_id: str, hold_s: float, *, unix_time_s: float) -> None:
+        """Hold deletions back until they are released, or so many seconds have passed.
+
+        Raises:
+            NotReadyError: it had to be written down, and the disk refused.
+
+        """
+        self.hold.begin(hold_id, hold_s)
+        await self._write_down_hold(hold_id, unix_time_s + hold_s)
+
+    async def release_deletions(self, hold_id: str) -> int:
+        """End a hold, if it is on. Returns how many rows were deleted only now.
+
+        Raises:
+            NotReadyError: TransferQueue gave no answer, or the disk refused.
+
+        """
+        if self.hold.hold_id != hold_id:
+            return 0
+        await self._write_down_hold("", 0.0)
+        self.hold.end(hold_id)
+        return await self._delete_noted()
+
+    async def keep_hold(self) -> None:
+        """Delete what was noted under holds that are over, again and again."""
+        while True:
+            await self.hold.until_due()
+            try:
+                await self._delete_noted()
+            except NotReadyError as error:
+                _log.warning("noted_deletions_failed", error=str(error))
+                await asyncio.sleep(_RETRY_S)
+
+    @asynccontextmanager
+    async def quiet(self) -> AsyncIterator[Life]:
+        """Keep all writes waiting meanwhile; puts gather in `waiting`."""
+        async with self._write_lock:
+            self.is_quiet = True
+            try:
+                yield self.life
+            finally:
+                self.is_quiet = False
+
+    def begin_life(self, life: Life) -> Life:
+        """Let another life take the place of this one, within `quiet`. Returns the one that was."""
+        before, self.life = self.life, life
+        # They were rows of the life that is over, whatever the new ones' keys are.
+        self.hold.forget(self.hold.noted)
+        return before
 
     async def close(self) -> None:
         """Wait for the writes under way; each ends by the deadlines of its calls."""
@@ -168,7 +210,7 @@ class TrajectoryStore:
         async with self._write_lock:
             if put.outcome.done():
                 return
-            puts = self._waiting.take()
+            puts = self.waiting.take()
             try:
                 await self._put_all(puts)
             except NotReadyError as error:
@@ -178,6 +220,7 @@ class TrajectoryStore:
                 fail_unfinished(puts)
 
     async def _put_all(self, puts: Sequence[Put]) -> None:
+        life = self.life
         fresh: dict[str, Row] = {}
         accepted: list[Put] = []
         for put in puts:
@@ -187,52 +230,18 @@ class TrajectoryStore:
             except WireError as error:
                 put.fail(error)
                 continue
-            self._reserve(own)
+            life.reserve(own)
             fresh.update((row.value.key, row) for row in own)
             accepted.append(put)
         if fresh:
-            await self._write(list(fresh.values()))
-        confirmed = await self._confirm([key for put in accepted for key in put.keys])
+            await life.write(list(fresh.values()))
+        confirmed = await life.confirm([key for put in accepted for key in put.keys])
         for put in accepted:
-            if confirmed or await self._confirm(put.keys):
-                put.succeed()
+            if confirmed or await life.confirm(put.keys):
+                put.succeed(life.incarnation)
             else:
                 put.fail(NotReadyError("TransferQueue's catalogue does not confirm the rows"))
         self.written_count += len(fresh)
-
-    def _reserve(self, rows: Sequence[Row]) -> None:
-        now_s = self._now()
-        for row in rows:
-            self.catalogue.reserve(
-                row.value.key, size_bytes=row.size_bytes, crc32c=row.value.crc32c, now_s=now_s
-            )
-
-    async def _write(self, rows: Sequence[Row]) -> None:
-        """Write to TransferQueue and to the log, at the same time."""
-        writes: list[Awaitable[None]] = [self._queue_up(rows)]
-        if self._log is not None:
-            values = [row.value for row in rows]
-            writes.append(asyncio.to_thread(self._log.append, values))
-        for failed in await asyncio.gather(*writes, return_exceptions=True):
-            if failed is not None:
-                raise failed
-
-    async def _queue_up(self, rows: Sequence[Row]) -> None:
-        await self._queue.put(
-            [row.value.key for row in rows],
-            [row.value.data for row in rows],
-            [row.tag for row in rows],
-        )
-
-    async def _confirm(self, keys: Sequence[str]) -> bool:
-        """Ask TransferQueue's catalogue, and believe it."""
-        keys = list(dict.fromkeys(keys))
-        confirmed = not keys or await self._queue.confirm(keys)
-        for key in keys:
-            entry = self.catalogue.find(key)
-            assert entry is not None
-            entry.confirmed = confirmed
-        return confirmed
 
     @property
     def _free_bytes(self) -> int:
@@ -254,26 +263,32 @@ class TrajectoryStore:
                 capacity_bytes=str(self.capacity_bytes),
             )
 
-    def _doubt(self, keys: Sequence[str]) -> None:
-        for key in keys:
-            entry = self.catalogue.find(key)
-            if entry is not None:
-                entry.confirmed = False
+    async def _delete(self, keys: Sequence[str], incarnation: str | None) -> int:
+        if not self.hold.is_on:
+            async with self._write_lock:
+                if incarnation not in (None, self.incarnation):
+                    return 0
+                if not self.hold.is_on:  # It may have begun meanwhile.
+                    count = await self.life.delete(keys)
+                    self.deleted_count += count
+                    return count
+        if incarnation in (None, self.incarnation):
+            self.hold.note(key for key in keys if key in self.catalogue)
+        return 0
 
-    async def _delete(self, keys: Sequence[str]) -> int:
-        async with self._write_lock:
-            there = [key for key in dict.fromkeys(keys) if key in self.catalogue]
-            if not there:
-                return 0
-            # Until TransferQueue has answered it is unknown which rows are still whole.
-            self._doubt(there)
-            await self._queue.clear(there)
-            if self._log is not None:
-                await asyncio.to_thread(self._log.forget, there)
-            for key in there:
-                self.catalogue.remove(key)
-            self.deleted_count += len(there)
-            return len(there)
+    async def _delete_noted(self) -> int:
+        noted, incarnation = self.hold.noted, self.incarnation
+        count = await self.delete(noted, incarnation=incarnation)
+        if not self.hold.is_on:
+            self.hold.forget(noted)
+        return count
+
+    async def _write_down_hold(self, hold_id: str, until_unix_s: float) -> None:
+        """Let the hold outlive this process where restored rows depend on it."""
+        log = self.life.log
+        if log is not None and log.identity.hold_id:
+            noted = replace(log.identity, hold_id=hold_id, held_until_unix_s=until_unix_s)
+            await asyncio.to_thread(log.identify, noted)
 
     async def _uninterrupted(self, write: Coroutine[Any, Any, _T]) -> _T:
         task = asyncio.create_task(write)

@@ -57,6 +57,8 @@ class Sweeper:
     async def sweep(self, *, grace_s: float) -> int:
         """Remove the dead among the rows that are at least `grace_s` old.
 
+        While deletions are held nothing is removed; the replay buffer is told how full it is.
+
         Returns:
             How many were removed.
 
@@ -66,11 +68,12 @@ class Sweeper:
 
         """
         async with self._one_at_a_time:
-            swept = 0
-            for keys in _pages(self._store.age_limit(grace_s)):
+            swept, incarnation = 0, self._store.incarnation
+            is_held = self._store.hold.is_on
+            for keys in _pages([] if is_held else self._store.age_limit(grace_s)):
                 dead = await self._find_dead(keys)
-                if dead:
-                    swept += await self._store.delete(dead)
+                if dead and not self._store.hold.is_on:
+                    swept += await self._store.delete(dead, incarnation=incarnation)
             self.swept_count += swept
         if swept:
             _log.info("swept", row_count=swept, held_bytes=self._store.catalogue.held_bytes)
