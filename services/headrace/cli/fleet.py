@@ -9,7 +9,7 @@ from typing import Final
 
 from headrace.cli.keeper import Part, Ports
 from headrace.cli.launcher import Command
-from headrace.cli.single import peers
+from headrace.cli.single import makes_checkpoints, peers
 from headrace.config.config import Config
 from headrace.config.rollout import TorchEngine
 from headrace.config.rundir import RunDirectory
@@ -29,8 +29,12 @@ def worker_names(config: Config) -> list[str]:
 
 
 def stop_order(config: Config) -> list[list[str]]:
-    """Say who is stopped together, and in which order; the replay buffer goes last, by itself."""
-    return [worker_names(config), ["feeder"], ["trainer"], ["store"]]
+    """Say who is stopped together, and in which order; the replay buffer goes last, by itself.
+
+    The trainer goes first: to end its step and save it, it needs all the others.
+    """
+    coordinator = [["checkpoint"]] if makes_checkpoints(config) else []
+    return [["trainer"], worker_names(config), ["feeder"], *coordinator, ["store"]]
 
 
 def parts(config: Config, directory: RunDirectory) -> list[Part]:
@@ -38,10 +42,12 @@ def parts(config: Config, directory: RunDirectory) -> list[Part]:
     engine = config.rollout.engine
     threads = engine.threads if isinstance(engine, TorchEngine) else None
     make = partial(_part, config, directory)
+    saves = makes_checkpoints(config)
     return [
         make("replay", "replay", ["serve", "replay"]),
         make("store", "store", ["serve", "store"]),
         make("feeder", "feeder", ["serve", "feeder"]),
+        *([make("checkpoint", "checkpoint", ["serve", "checkpoint"])] if saves else ()),
         make("trainer", "trainer", ["train"], threads=config.trainer.threads),
         *(
             make(name, "rollout", ["worker", "--name", name], threads=threads)
@@ -77,10 +83,14 @@ def _part(
             environment={**QUIET, **limits},
         )
 
+    saves = makes_checkpoints(config)
+    is_main = package == "trainer"
     return Part(
         name,
         command,
         needs=needs,
-        is_main=package == "trainer",
+        is_main=is_main,
+        resumes=is_main and saves,
         may_leave=package == "rollout",
+        saving_s=config.checkpoint.preempt_grace_s if is_main and saves else 0.0,
     )

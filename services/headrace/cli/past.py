@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Self
 
+from headrace.cli.single import makes_checkpoints
 from headrace.config.config import Config
 from headrace.config.load import load_config
 from headrace.config.rundir import RunDirectory
@@ -48,7 +49,7 @@ class Past:
             or directory.checkpoints.exists()
             or before.journal.kind == "redis"
         )
-        saves = [each.trainer.save_freq > 0 for each in (before, config)]
+        saves = [makes_checkpoints(each) for each in (before, config)]
         return cls(directory, began, status, all(saves))
 
     @property
@@ -87,7 +88,7 @@ class Past:
 
         """
         status = self.status
-        if status is None or config.trainer.save_freq > 0:
+        if status is None or makes_checkpoints(config):
             return
         if status.committed_step or status.HasField("latest_weights"):
             raise UsageError(

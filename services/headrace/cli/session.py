@@ -18,6 +18,7 @@ from headrace.cli.display import Display
 from headrace.cli.ending import INTERRUPTED, STALLED, Ending
 from headrace.cli.keeper import Part
 from headrace.cli.news import News
+from headrace.cli.single import makes_checkpoints
 from headrace.cli.supervisor import Supervisor
 from headrace.cli.view import View
 from headrace.cli.watcher import Watcher
@@ -62,7 +63,7 @@ class Session:
         self.view = View(config.run.name, now(), now(), stall_after_s=config.watchdog.stall_after_s)
         self.view.last_resume = known_resume
         self.news = News(display.say, known_resume=known_resume)
-        self._saves = config.trainer.save_freq > 0
+        self._saves = makes_checkpoints(config)
         self._fail_on_stall = config.watchdog.on_stall == "fail"
         self._stop_order = stop_order
         self._display = display

@@ -19,6 +19,7 @@ PEERS: Final[dict[str, tuple[str, ...]]] = {
     "replay": (),
     "feeder": ("replay",),
     "store": ("replay",),
+    "checkpoint": ("replay", "store"),
     "rollout": ("replay", "store"),
     "trainer": ("replay", "store", "feeder"),
 }
@@ -27,8 +28,16 @@ PEERS: Final[dict[str, tuple[str, ...]]] = {
 
 def peers(package: str, config: Config) -> tuple[str, ...]:
     """Name those whose addresses a process needs."""
-    by_grpc = package == "rollout" and config.weights.transport == "grpc"
-    return (*PEERS[package], "trainer") if by_grpc else PEERS[package]
+    if package == "rollout" and config.weights.transport == "grpc":
+        return (*PEERS[package], "trainer")
+    if package == "trainer" and makes_checkpoints(config):
+        return (*PEERS[package], "checkpoint")
+    return PEERS[package]
+
+
+def makes_checkpoints(config: Config) -> bool:
+    """Whether the run has a checkpoint coordinator."""
+    return config.trainer.save_freq > 0
 
 
 def serve(
