@@ -222,9 +222,9 @@ def _anew(
     if status.fresh and all(one.unfinished for one in found):
         return Choice(BEGIN)
     if "new_lineage" not in resume.allow:
-        there = "checkpoints" if status.fresh else "a journal"
+        there = "there are checkpoints" if status.fresh else "there is a journal"
         raise CannotResumeError(
-            f"resume.mode: disable begins from scratch, and there is {there} of this run: give "
+            f"resume.mode: disable begins from scratch, and {there} of this run: give "
             "another run.run_dir, or leave behind what there is with resume.allow=[new_lineage]"
         )
     return Choice(ROLL_BACK, from_scratch=True)

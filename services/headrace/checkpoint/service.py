@@ -116,7 +116,11 @@ class CheckpointService(checkpoint_pb2_grpc.CheckpointCoordinatorServiceServicer
             found = await asyncio.to_thread(list_checkpoints, self._directory, read=request.verify)
         except OSError as error:
             raise NotReadyError(f"the storage cannot be read: {error}") from error
-        return pb.ListCheckpointsResponse(checkpoints=found)
+        last = self._snapshots.last
+        being_made = last.step if last is not None and last.under_way else 0
+        return pb.ListCheckpointsResponse(
+            checkpoints=[one for one in found if one.step != being_made or one.abandoned]
+        )
 
     async def PlanResume(
         self,

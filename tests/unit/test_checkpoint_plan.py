@@ -1,0 +1,403 @@
+"""What a run goes on from: the newest whole checkpoint of its line, and never from scratch in
+silence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from checkpoint_files import L0, L1, directory_at, flip_a_byte, write_checkpoint
+
+from headrace.checkpoint.directory import CheckpointDirectory
+from headrace.checkpoint.plan import (
+    BEGIN,
+    FINISHED,
+    KEEP,
+    REGENERATE,
+    RELOAD,
+    RESTORE,
+    ROLL_BACK,
+    Plan,
+    wish_of,
+)
+from headrace.checkpoint.planner import Planner
+from headrace.config.checkpoint import ResumeConfig
+from headrace.config.config import Config
+from headrace.errors import CannotResumeError, NoValidCheckpointError
+from headrace.v1 import replay_pb2, resume_pb2, store_pb2
+
+Status = replay_pb2.GetReplayStatusResponse
+
+
+class World:
+    """A storage, a ledger's answers, and plans made from them."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.tmp_path = tmp_path
+        self.directory: CheckpointDirectory = directory_at(tmp_path / "storage")
+        self.store = store_pb2.GetStoreStatusResponse(store_incarnation="s1", row_count=9)
+
+    def write(self, *steps: int, **options: Any) -> None:
+        for step in steps:
+            write_checkpoint(self.directory, step, self.tmp_path / "scratch", **options)
+            self.directory.point_to(step)
+
+    def file(self, step: int, name: str) -> Path:
+        return self.tmp_path / "storage" / f"global_step_{step}" / name
+
+    async def plan(
+        self,
+        status: Status,
+        *,
+        facts: dict[str, str] | None = None,
+        begun: resume_pb2.ResumeState | None = None,
+        save_freq: int = 2,
+        **resume: Any,
+    ) -> Plan:
+        config = Config.model_validate(
+            {
+                "run": {"run_id": "r"},
+                "data": {
+                    "source": {"kind": "jsonl", "path": "rows.jsonl"},
+                    "train_batch_size": 4,
+                    "max_prompt_length": 8,
+                    "max_response_length": 8,
+                },
+                "model": {
+                    "architecture": "gpt2",
+                    "tokenizer": {"alphabet": "0123456789", "eos": "#"},
+                },
+                "trainer": {"save_freq": save_freq},
+                "resume": resume,
+            }
+        )
+        return await Planner(config, self.directory).plan(
+            status, self.store, facts or {}, begun=begun
+        )
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def status(committed: int = 0, **fields: Any) -> Status:
+    fields = {"lineages": [L0], "lineage": "l0", "store_incarnation": "s1", **fields}
+    return Status(committed_step=committed, **fields)
+
+
+def fresh(**fields: Any) -> Status:
+    return status(fresh=True, lineages=[], lineage="l9", **fields)
+
+
+async def test_without_journal_and_checkpoints_the_run_begins(world: World) -> None:
+    plan = await world.plan(fresh())
+
+    assert (plan.action, plan.step) == (BEGIN, 0)
+
+
+async def test_with_a_journal_and_no_checkpoint_the_run_goes_back_to_its_beginning(
+    world: World,
+) -> None:
+    plan = await world.plan(status(3))
+
+    assert (plan.action, plan.step, plan.committed_step) == (ROLL_BACK, 0, 3)
+
+
+async def test_the_newest_checkpoint_is_taken(world: World) -> None:
+    world.write(2, 4, 6)
+
+    plan = await world.plan(status(7, saved_step=6))
+
+    assert (plan.action, plan.step) == (ROLL_BACK, 6)
+    assert plan.skipped == ()
+
+
+async def test_the_newest_checkpoint_restores_a_lost_journal(world: World) -> None:
+    world.write(2, 4)
+
+    plan = await world.plan(fresh())
+
+    assert (plan.action, plan.step) == (RESTORE, 4)
+
+
+@pytest.mark.parametrize(
+    "file", ["manifest.json", "ledger.pb", "transfer_queue/data", "trainer/data"]
+)
+@pytest.mark.parametrize("what", ["flipped", "empty", "missing"])
+@pytest.mark.parametrize("journal", ["there", "lost"])
+async def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(
+    world: World, file: str, what: str, journal: str
+) -> None:
+    world.write(2, 4)
+    damage(world.file(4, file), what)
+
+    plan = await world.plan(status(5, saved_step=4) if journal == "there" else fresh())
+
+    assert plan.step == 2
+    [skipped] = plan.skipped
+    assert skipped.step == 4
+    assert file in skipped.problems[0]
+
+
+@pytest.mark.parametrize("file", ["manifest.json", "ledger.pb"])
+@pytest.mark.parametrize("what", ["flipped", "empty", "missing"])
+@pytest.mark.parametrize("journal", ["there", "lost"])
+async def test_a_run_whose_checkpoints_are_all_damaged_does_not_begin_again(
+    world: World, file: str, what: str, journal: str
+) -> None:
+    world.write(2, 4)
+    for step in (2, 4):
+        damage(world.file(step, file), what)
+
+    with pytest.raises(NoValidCheckpointError) as refused:
+        await world.plan(status(5, saved_step=4) if journal == "there" else fresh())
+
+    assert f"global_step_2/{file}" in str(refused.value)
+    assert f"global_step_4/{file}" in str(refused.value)
+
+
+def damage(path: Path, what: str) -> None:
+    if what == "flipped":
+        flip_a_byte(path)
+    elif what == "empty":
+        path.write_bytes(b"")
+    else:
+        path.unlink()
+
+
+async def test_a_first_snapshot_that_never_came_to_its_end_is_no_checkpoint(world: World) -> None:
+    write_checkpoint(world.directory, 2, world.tmp_path / "scratch", has_manifest=False)
+
+    with_journal, without = await world.plan(status(2)), await world.plan(fresh())
+
+    assert (with_journal.action, with_journal.step) == (ROLL_BACK, 0)
+    assert without.action == BEGIN
+    assert [found.step for found in with_journal.skipped] == [2]
+
+
+async def test_a_lost_pointer_changes_nothing(world: World) -> None:
+    world.write(2, 4)
+    world.directory.point_to(0)
+
+    assert (await world.plan(fresh())).step == 4
+    assert (await world.plan(status(4, saved_step=4))).step == 4
+
+
+async def test_checkpoints_that_are_not_of_the_run_s_line_are_left_alone(world: World) -> None:
+    world.write(4, 6)  # of the first line, which was left after step 5
+    plan = await world.plan(status(8, saved_step=4, lineages=[L0, L1], lineage="l1"))
+
+    assert plan.step == 4
+    assert "is not of this time line" in plan.skipped[0].problems[-1]
+
+
+async def test_without_a_journal_the_line_that_was_forked_last_is_gone_on_with(
+    world: World,
+) -> None:
+    world.write(4, 8)
+    world.write(6, lineages=[L0, L1])
+
+    plan = await world.plan(fresh())
+
+    assert plan.step == 6
+    assert [found.step for found in plan.skipped] == [8]
+
+
+async def test_a_checkpoint_beyond_the_journal_is_not_used(world: World) -> None:
+    world.write(2, 8)
+
+    assert (await world.plan(status(5, saved_step=2))).step == 2
+
+
+async def test_a_run_that_is_over_and_saved_does_nothing(world: World) -> None:
+    world.write(6)
+
+    assert (await world.plan(status(6, ended=True, saved_step=6))).action == FINISHED
+    assert (await world.plan(status(6, ended=True, saved_step=4))).action == ROLL_BACK
+    assert (await world.plan(status(6, ended=True), save_freq=-1)).action == FINISHED
+
+
+async def test_the_storage_of_another_run_is_refused(world: World) -> None:
+    world.write(2, run_id="other")
+
+    with pytest.raises(CannotResumeError, match=r"checkpoint of run other, and this is run r"):
+        await world.plan(fresh())
+    assert (await world.plan(status(3))).step == 0
+
+
+async def test_data_and_configuration_must_be_the_checkpoint_s(world: World) -> None:
+    world.write(2, facts={"rollout.n": "4", "data.train_batch_size": "4"})
+
+    with pytest.raises(CannotResumeError) as refused:
+        await world.plan(
+            status(2, saved_step=2, data_fingerprint="g"),
+            facts={"rollout.n": "8", "data.train_batch_size": "8"},
+        )
+
+    lines = str(refused.value).splitlines()
+    assert "the data set has the fingerprint g, and f in the checkpoint" in lines[1]
+    assert lines[2].startswith("data.train_batch_size is 8, and 4 in the checkpoint")
+    assert lines[3].startswith("rollout.n is 8, and 4 in the checkpoint")
+
+
+async def test_an_allowed_difference_is_a_note(world: World) -> None:
+    world.write(2, facts={"data.train_batch_size": "4"})
+
+    plan = await world.plan(
+        status(2, saved_step=2), facts={"data.train_batch_size": "8"}, allow=["batch_size"]
+    )
+
+    assert plan.step == 2
+    assert plan.notes == (
+        "data.train_batch_size is 8, and 4 in the checkpoint: accepted by resume.allow",
+    )
+
+
+async def test_disable_begins_only_where_there_is_nothing(world: World) -> None:
+    assert (await world.plan(fresh(), mode="disable")).action == BEGIN
+
+    with pytest.raises(CannotResumeError, match="there is a journal of this run"):
+        await world.plan(status(2), mode="disable")
+    world.write(2)
+    with pytest.raises(CannotResumeError, match="there are checkpoints of this run"):
+        await world.plan(fresh(), mode="disable")
+
+
+async def test_a_new_line_leaves_everything_behind_once_and_not_at_each_restart(
+    world: World,
+) -> None:
+    world.write(2, 4)
+    wish: dict[str, Any] = {"mode": "disable", "allow": ["new_lineage"]}
+    before = status(5, saved_step=4)
+
+    plan = await world.plan(before, **wish)
+
+    assert (plan.action, plan.step, plan.salvage) == (ROLL_BACK, 0, False)
+
+    for step in (2, 4):
+        world.directory.remove(step)
+    line = resume_pb2.Lineage(id="l1", parent="l0", fork_step=0)
+    done = resume_pb2.ResumeState(
+        resume_id=f"{wish_of(ResumeConfig(**wish))}-x", phase=resume_pb2.RESUME_PHASE_OPEN
+    )
+    world.write(2, lineages=[L0, line])
+
+    later = status(3, saved_step=2, lineages=[L0, line], lineage="l1", resume=done)
+
+    assert (await world.plan(later, **wish)).step == 2
+
+
+async def test_a_named_checkpoint_is_gone_on_from_and_newer_ones_are_not(world: World) -> None:
+    world.write(2, 4)
+
+    plan = await world.plan(status(5, saved_step=4), mode="path", path=world.directory.uri(2))
+
+    assert (plan.action, plan.step) == (ROLL_BACK, 2)
+
+
+async def test_a_named_checkpoint_may_lie_elsewhere_when_the_journal_is_lost(world: World) -> None:
+    world.write(2)
+    (world.tmp_path / "storage").rename(world.tmp_path / "copy")
+
+    plan = await world.plan(
+        fresh(), mode="path", path=str(world.tmp_path / "copy" / "global_step_2")
+    )
+
+    assert (plan.action, plan.step) == (RESTORE, 2)
+
+
+@pytest.mark.parametrize(
+    ("where", "error", "words"),
+    [
+        ("damaged", NoValidCheckpointError, "ledger.pb: SHA-256"),
+        ("another run's", CannotResumeError, "checkpoint of run other"),
+        ("of a line that was left", CannotResumeError, "which does not come from there"),
+        ("nowhere", NoValidCheckpointError, "manifest.json is missing"),
+    ],
+)
+async def test_a_named_checkpoint_that_cannot_be_used_is_refused(
+    world: World, where: str, error: type[Exception], words: str
+) -> None:
+    world.write(2, run_id="other" if where == "another run's" else "r")
+    if where == "damaged":
+        flip_a_byte(world.file(2, "ledger.pb"))
+    step = 3 if where == "nowhere" else 2
+    left = where == "of a line that was left"
+    now = status(4, saved_step=2, **({"lineages": [L1], "lineage": "l1"} if left else {}))
+
+    with pytest.raises(error, match=words):
+        await world.plan(now, mode="path", path=world.directory.uri(step))
+
+
+async def test_a_resume_that_has_begun_goes_on_with_its_checkpoint(world: World) -> None:
+    world.write(2, 4)
+    begun = resume_pb2.ResumeState(resume_id="auto-1", phase=resume_pb2.RESUME_PHASE_LEDGER, step=2)
+
+    plan = await world.plan(status(5, saved_step=4), begun=begun)
+
+    assert (plan.action, plan.step) == (ROLL_BACK, 2)
+
+
+async def test_a_resume_whose_checkpoint_was_damaged_meanwhile_is_planned_anew(
+    world: World,
+) -> None:
+    world.write(2, 4)
+    flip_a_byte(world.file(4, "trainer/data"))
+    begun = resume_pb2.ResumeState(
+        resume_id="auto-1", phase=resume_pb2.RESUME_PHASE_WEIGHTS, step=4
+    )
+
+    plan = await world.plan(status(4, saved_step=4), begun=begun)
+
+    assert plan.step == 2
+
+
+def as_it_was(_: store_pb2.GetStoreStatusResponse) -> None:
+    pass
+
+
+def started_anew(store: store_pb2.GetStoreStatusResponse) -> None:
+    store.store_incarnation, store.row_count = "s2", 0
+
+
+def refilled(store: store_pb2.GetStoreStatusResponse) -> None:
+    store.store_incarnation, store.row_count = "s2", 5
+
+
+@pytest.mark.parametrize(
+    ("became", "known", "expected"),
+    [
+        (as_it_was, "s1", KEEP),
+        (started_anew, "s1", RELOAD),  # the ledger does not know of it yet
+        (started_anew, "s2", RELOAD),  # it does, and has forgotten what was in the other
+        (refilled, "s2", KEEP),  # rows that are newer than the checkpoint's
+        (refilled, "s1", RELOAD),
+    ],
+)
+async def test_rows_are_loaded_from_the_checkpoint_only_if_they_are_lost(
+    world: World,
+    became: Callable[[store_pb2.GetStoreStatusResponse], None],
+    known: str,
+    expected: int,
+) -> None:
+    world.write(2)
+    became(world.store)
+
+    assert (await world.plan(status(3, saved_step=2, store_incarnation=known))).store == expected
+
+
+async def test_a_lost_journal_takes_the_rows_of_its_checkpoint(world: World) -> None:
+    world.write(2)
+
+    assert (await world.plan(fresh(store_incarnation="s1"))).store == KEEP
+    refilled(world.store)
+    assert (await world.plan(fresh(store_incarnation="s2"))).store == RELOAD
+
+
+async def test_without_a_checkpoint_lost_rows_are_generated_again(world: World) -> None:
+    assert (await world.plan(status(3))).store == KEEP
+    started_anew(world.store)
+    assert (await world.plan(status(3))).store == REGENERATE
