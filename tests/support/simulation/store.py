@@ -1,0 +1,217 @@
+"""A store: rows written once, deletions that can be held back, lives that end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from headrace.errors import (
+    CannotResumeError,
+    KeyExistsError,
+    NotReadyError,
+    SnapshotFailedError,
+    WireError,
+)
+from headrace.v1 import replay_pb2 as pb
+from simulation.engine import PAUSE, TICK_S, Party, Work
+from simulation.storage import Damaged
+
+if TYPE_CHECKING:
+    from simulation.world import World
+
+CAPACITY_BYTES = 10**6
+SWEEP_EVERY_TICKS = 500
+GRACE_TICKS = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One trajectory, as far as it matters here."""
+
+    lineage: str
+    """Of the weights that made it."""
+    version: int
+
+
+@dataclass
+class Disk:
+    """What outlives the process if there is a log."""
+
+    incarnation: str = ""
+    rows: dict[str, Row] = field(default_factory=dict)
+
+
+class Store(Party):
+    """One life of the process."""
+
+    name = "store"
+    world: World
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        if not world.scenario.durable_store:
+            world.disk = Disk()
+        self.disk = world.disk
+        if not self.disk.incarnation:
+            self.disk.incarnation = f"s{world.token()}"
+        self._put_at = dict.fromkeys(self.disk.rows, world.tick)
+        self._hold_id = ""
+        self._hold_until = 0
+        self._noted: dict[str, Party | None] = {}
+        self._restored_by = ""
+        self._is_busy = False
+
+    def start(self) -> None:
+        self.spawn(self._register())
+        self.spawn(self._sweep())
+
+    def ended(self, thread: Any, error: BaseException | None) -> None:
+        if error is not None and not isinstance(error, NotReadyError):
+            super().ended(thread, error)
+
+    @property
+    def rows(self) -> dict[str, Row]:
+        """What is there."""
+        return self.disk.rows
+
+    def _register(self) -> Work:
+        incarnation = ""
+        while incarnation != self.disk.incarnation:
+            incarnation = self.disk.incarnation
+            request = pb.RegisterStoreRequest(
+                store_incarnation=incarnation, capacity_bytes=CAPACITY_BYTES
+            )
+            yield from self.ask("replay", "RegisterStore", request)
+
+    def _sweep(self) -> Work:
+        while True:
+            yield ("sleep", SWEEP_EVERY_TICKS)
+            if not self._is_held and self._noted:
+                self._delete_now(self._take_noted())
+            oldest = self.world.tick - GRACE_TICKS
+            keys = [key for key, at in self._put_at.items() if at <= oldest]
+            request = pb.FindDeadTrajectoriesRequest(
+                store_incarnation=self.disk.incarnation, keys=keys
+            )
+            answer = yield from self.ask("replay", "FindDeadTrajectories", request)
+            self._delete(dict.fromkeys(answer.dead_keys, self))
+
+    # -- rows
+
+    def put(self, rows: dict[str, Row]) -> Any:
+        """Write rows; answers with the incarnation."""
+        for key, row in rows.items():
+            if self.rows.get(key, row) != row:
+                raise KeyExistsError(f"{key} is there with other bytes")
+        for key, row in rows.items():
+            if key not in self.rows:
+                self.rows[key] = row
+                self._put_at[key] = self.world.tick
+        return self.disk.incarnation
+
+    def get(self, keys: list[str]) -> Any:
+        """Read rows; gives those that are there."""
+        return {key: self.rows[key] for key in keys if key in self.rows}
+
+    def delete(self, request: tuple[list[str], Party]) -> Any:
+        """Delete rows, as a trainer asks."""
+        keys, by = request
+        self._delete(dict.fromkeys(keys, by))
+        return len(keys)
+
+    def check(self, keys: list[str]) -> Any:
+        """Name the keys that are not there, and this life."""
+        return [key for key in keys if key not in self.rows], self.disk.incarnation
+
+    def _delete(self, keys: dict[str, Party | None]) -> None:
+        if self._is_held:
+            self._noted.update(keys)
+        else:
+            self._delete_now(keys)
+
+    def _delete_now(self, keys: dict[str, Party | None]) -> None:
+        for key, by in keys.items():
+            if key in self.rows:
+                self.world.judge.deleted(self, key, by)
+                del self.rows[key], self._put_at[key]
+
+    # -- holds
+
+    @property
+    def _is_held(self) -> bool:
+        return bool(self._hold_id) and self.world.tick < self._hold_until
+
+    def _take_noted(self) -> dict[str, Party | None]:
+        noted, self._noted = self._noted, {}
+        return noted
+
+    def hold(self, request: tuple[str, float]) -> Any:
+        """Hold deletions back; answers with the incarnation, and whether there are rows."""
+        self._hold_id, hold_s = request
+        self._hold_until = self.world.tick + int(hold_s / TICK_S)
+        return self.disk.incarnation, bool(self.rows)
+
+    def release(self, hold_id: str) -> Any:
+        """End the hold."""
+        if hold_id == self._hold_id:
+            self._hold_id = ""
+            self._delete_now(self._take_noted())
+
+    # -- checkpoints
+
+    def save(self, request: tuple[str, str]) -> Work:
+        """Write all rows, as they are at one moment, under the hold."""
+        uri, hold_id = request
+        yield from self._turn()
+        try:
+            if hold_id != self._hold_id or not self._is_held:
+                raise SnapshotFailedError(f"the hold {hold_id} is over")
+            content = (self.disk.incarnation, tuple(sorted(self.rows.items(), key=lambda r: r[0])))
+            self.world.tear(uri, "store")
+            yield PAUSE
+            if self.world.write_fails():
+                raise SnapshotFailedError("the disk is full")
+            self.world.storage.write(uri, "store", content)
+        finally:
+            self._is_busy = False
+        return content[0]
+
+    def restore(self, request: tuple[str, str]) -> Work:
+        """Take all rows from a checkpoint: another life."""
+        uri, restore_id = request
+        yield from self._turn()
+        try:
+            if restore_id == self._restored_by:
+                return self.disk.incarnation
+            try:
+                _, content = self.world.storage.read(uri, "store")
+            except Damaged as error:
+                raise CannotResumeError(f"{error} is damaged") from error
+            yield PAUSE
+            self.disk.incarnation = f"s{self.world.token()}"
+            self.disk.rows.clear()
+            self._put_at.clear()
+            self._noted.clear()
+            yield PAUSE
+            self.disk.rows.update(content)
+            self._put_at = dict.fromkeys(self.disk.rows, self.world.tick)
+            self._restored_by = restore_id
+            self.spawn(self._register())
+            return self.disk.incarnation
+        finally:
+            self._is_busy = False
+
+    def _turn(self) -> Work:
+        while self._is_busy:
+            yield PAUSE
+        self._is_busy = True
+
+    def serve(self, method: str, request: Any, call: Any) -> Any:
+        if self._is_busy and method in ("put", "delete", "check", "get"):
+            raise NotReadyError("the store is busy")
+        return super().serve(method, request, call)
+
+
+def refused(error: WireError) -> bool:
+    """Whether asking again is of no use."""
+    return not isinstance(error, NotReadyError)

@@ -1,0 +1,167 @@
+"""A rollout worker: weights come on one thread; on the other groups are leased and seen through.
+
+What its engine makes is a pure function of prompt and session, but for the weights it has then.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import TYPE_CHECKING, Any
+
+from headrace.errors import KeyExistsError, WeightsUnknownError
+from headrace.trajectory.key import TrajectoryKey
+from headrace.v1 import prompt_pb2
+from headrace.v1 import replay_pb2 as pb
+from simulation.engine import PAUSE, TICK_S, Party, Work
+from simulation.store import Row
+
+if TYPE_CHECKING:
+    from simulation.world import World
+
+POLL_TICKS = 150
+ROW_BYTES = 10
+
+
+class Worker(Party):
+    """One life of the process. Its name is the place; its id is new with each life."""
+
+    world: World
+
+    def __init__(self, world: World, name: str) -> None:
+        super().__init__(world)
+        self.name = name
+        self.worker_id = f"{name}-{self.number}"
+        self._weights: prompt_pb2.PublishedWeights | None = None
+
+    def start(self) -> None:
+        self.spawn(self._follow_weights())
+        self.spawn(self._work())
+
+    def _follow_weights(self) -> Work:
+        while True:
+            request = pb.AwaitWeightsRequest(wait_s=POLL_TICKS * TICK_S)
+            if self._weights:
+                request.newer_than.CopyFrom(self._weights.id)
+            answer = yield from self.ask("replay", "AwaitWeights", request, POLL_TICKS)
+            if answer.ended:
+                yield ("sleep", POLL_TICKS)
+            elif answer.HasField("weights"):
+                yield PAUSE  # the download
+                self._weights = answer.weights
+                self.world.judge.loaded_weights(self, answer.weights)
+
+    def _work(self) -> Work:
+        while True:
+            weights = self._weights
+            if weights is None:
+                yield ("sleep", 5)
+                continue
+            request = pb.LeasePromptsRequest(
+                worker_id=self.worker_id,
+                max_count=1 + int(self.rng.random() * 6),
+                weights=weights.id,
+                weights_checksum=weights.checksum,
+                wait_s=POLL_TICKS * TICK_S,
+            )
+            try:
+                answer = yield from self.ask("replay", "LeasePrompts", request, POLL_TICKS)
+            except WeightsUnknownError:
+                yield ("sleep", 5)
+                continue
+            if answer.ended:
+                yield ("sleep", POLL_TICKS)
+            elif answer.leases:
+                yield from self._see_through(answer.leases)
+
+    def _see_through(self, leases: Any) -> Work:
+        """Generate, deliver, and end what failed or is not worth going on with."""
+        held = list(leases)
+        if self.rng.random() < 0.3:
+            request = pb.RenewLeasesRequest(
+                worker_id=self.worker_id, leases=[_ref(lease) for lease in held]
+            )
+            renewed = yield from self.ask("replay", "RenewLeases", request)
+            held = [
+                lease
+                for lease, status in zip(held, renewed.statuses, strict=True)
+                if status != pb.LEASE_STATUS_LOST
+            ]
+        ends: list[pb.EndedLease] = []
+        while held:
+            some = held[: 1 + int(self.rng.random() * len(held))]
+            held = held[len(some) :]
+            yield from self._deliver(some, ends)
+        if ends:
+            request = pb.EndLeasesRequest(worker_id=self.worker_id, leases=ends)
+            yield from self.ask("replay", "EndLeases", request)
+
+    def _deliver(self, leases: list[Any], ends: list[pb.EndedLease]) -> Work:
+        """Make the missing sessions of some leases, put them, complete them."""
+        hands_back = self.world.faults_on and self.rng.random() < 0.03
+        rows: dict[str, Row] = {}
+        items: list[pb.CompletedSession] = []
+        for lease in leases:
+            yield PAUSE
+            weights = self._weights
+            assert weights
+            failed = False
+            for session in lease.missing_sessions:
+                if hands_back and self.rng.random() < 0.5:
+                    continue
+                if self._fails(lease):
+                    failed = True
+                    continue
+                key = TrajectoryKey(lease.uid, session, 0, lease.lineage, lease.attempt)
+                rows[str(key)] = Row(weights.id.lineage, weights.id.version)
+                items.append(_completed(lease, session, weights.id.version))
+            if failed:
+                end = pb.LEASE_END_FAILED
+                ends.append(pb.EndedLease(lease=_ref(lease), end=end, error="the engine raised"))
+                self.world.judge.engine_failed(lease.uid)
+            elif hands_back:
+                ends.append(pb.EndedLease(lease=_ref(lease), end=pb.LEASE_END_RETURNED))
+        while items:
+            try:
+                incarnation = yield from self.ask("store", "put", rows)
+            except KeyExistsError:
+                return  # an earlier journal gave the same lease: it is lost
+            request = pb.CompleteSessionsRequest(
+                worker_id=self.worker_id, store_incarnation=incarnation, sessions=items
+            )
+            answer = yield from self.ask("replay", "CompleteSessions", request)
+            if pb.LEASE_STATUS_STORE_CHANGED not in answer.statuses:
+                return
+            yield ("sleep", 10)
+
+    def _fails(self, lease: Any) -> bool:
+        scenario = self.world.scenario
+        if self.world.row(lease.ordinal) in scenario.bad_rows:
+            return True
+        return scenario.fails > 0 and self.rng.random() < scenario.fails
+
+
+def reward_of(uid: str, session: int) -> float:
+    """Score a session; about a sixth of the prompts have equal rewards."""
+    flat = zlib.crc32(uid.encode()) % 6 == 0
+    return 1.0 if flat else float(session)
+
+
+def _ref(lease: Any) -> pb.LeaseRef:
+    return pb.LeaseRef(uid=lease.uid, attempt=lease.attempt)
+
+
+def _completed(lease: Any, session: int, version: int) -> pb.CompletedSession:
+    return pb.CompletedSession(
+        lease=_ref(lease),
+        record=prompt_pb2.SessionRecord(
+            session=session,
+            lineage=lease.lineage,
+            attempt=lease.attempt,
+            trajectory_count=1,
+            size_bytes=ROW_BYTES,
+            token_count=1,
+            reward=reward_of(lease.uid, session),
+            min_version=version,
+            max_version=version,
+        ),
+    )
