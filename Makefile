@@ -40,8 +40,8 @@ format: $(VENV)/.installed ## format and fix what can be fixed
 	$(BIN)/ruff check --fix .
 	$(BIN)/buf format -w
 
-chaos: $(VENV)/.installed ## kill processes for a long while
-	HEADRACE_CHAOS_KILLS=$${HEADRACE_CHAOS_KILLS:-100} $(BIN)/pytest -q -m chaos --timeout 3600
+chaos: $(VENV)/.installed ## kill processes, and Redis, for a long while
+	HEADRACE_CHAOS_KILLS=$${HEADRACE_CHAOS_KILLS:-50} $(BIN)/pytest -q -m chaos --timeout 3600
 
 test-compose: $(VENV)/.installed ## run docker-compose.yml for real; needs a Docker engine
 	docker compose -p headrace-test -f docker-compose.yml build

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Iterator
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import redis
+from long_run import KILLS
 from redis_server import RedisServer
 
 from headrace.errors import NotReadyError, UsageError, WriterFencedError
@@ -113,7 +113,7 @@ def test_a_base_is_kept_and_what_lies_before_it_can_go(server: RedisServer) -> N
 def test_a_server_that_may_lose_events_is_refused_by_the_settings_name(
     tmp_path: Path, settings: dict[str, str], name: str
 ) -> None:
-    server = RedisServer(tmp_path, **settings)
+    server = RedisServer(tmp_path, port=0, **settings)
     server.start()
     try:
         with pytest.raises(UsageError, match=name):
@@ -155,6 +155,23 @@ def test_an_append_waits_out_a_killed_server_and_loses_nothing(server: RedisServ
     server.start()
     appending.join(timeout=30)
     assert positions(opened(server)) == list(range(1, 11))
+
+
+def test_an_append_that_a_sleeping_server_carries_out_later_is_there_once(
+    server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.replay.journal.redis.CALL_TIMEOUT_S", 0.2)
+    waits = Waits(stall_after_s=60)
+    journal = opened(server, waits=waits)
+    server.pause()
+    appending = threading.Thread(target=journal.append, args=(records(1, 5),))
+    appending.start()
+    while not waits.snapshot():  # by then one try is on its way, and given up
+        time.sleep(0.01)
+    server.resume()
+    appending.join(timeout=30)
+    journal.append(records(6, 1))
+    assert positions(opened(server)) == [1, 2, 3, 4, 5, 6]
 
 
 def test_a_process_that_stops_while_redis_is_away_is_let_go(server: RedisServer) -> None:
@@ -252,7 +269,7 @@ def test_acknowledged_events_survive_kills_of_redis_under_load(tmp_path: Path) -
 
         loading = threading.Thread(target=load)
         loading.start()
-        for _ in range(int(os.environ.get("HEADRACE_REDIS_KILLS", "5"))):
+        for _ in range(KILLS):
             time.sleep(0.2)
             server.kill()
             server.start()

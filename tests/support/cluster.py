@@ -21,6 +21,7 @@ from typing import Any
 import grpc
 import yaml
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from redis_server import RedisServer
 
 SERVICES = ("replay", "store", "feeder")
 START_S = 60.0
@@ -40,6 +41,8 @@ class Member:
     """One process: its current life, and where it always listens."""
 
     name: str
+    role: str
+    """`replay`, `store`, `feeder` or `worker`."""
     port: int = field(default_factory=free_port)
     process: subprocess.Popen[bytes] | None = None
 
@@ -49,15 +52,24 @@ class Member:
 
 
 class Cluster:
-    """Replay buffer, store, feeder and workers, by name."""
+    """Replay buffer, store, feeder and workers, by name; and `redis`, if the run has one."""
 
-    def __init__(self, directory: Path, config: dict[str, Any], *, workers: int = 2) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        config: dict[str, Any],
+        *,
+        workers: int = 2,
+        redis: RedisServer | None = None,
+    ) -> None:
         self.directory = directory
+        self.redis = redis
         self.run = directory / "run"
         self.config = directory / "config.yaml"
         self.config.write_text(yaml.safe_dump(config))
         self.workers = [f"worker-{number}" for number in range(workers)]
-        self.members = {name: Member(name) for name in (*SERVICES, *self.workers)}
+        self.members = {name: Member(name, name) for name in SERVICES}
+        self.members |= {name: Member(name, "worker") for name in self.workers}
         self._lives: list[subprocess.Popen[bytes]] = []
 
     # -- lives
@@ -65,13 +77,18 @@ class Cluster:
     def start(self, *names: str) -> None:
         """Start processes, all at once; each listens where it did before."""
         for name in names:
+            if name == "redis":
+                assert self.redis is not None
+                self.redis.start(wait=False)
+                continue
             member = self.members[name]
             assert member.process is None or member.process.poll() is not None, name
-            words = ["serve", name] if name in SERVICES else ["worker", "--name", name]
+            worker = member.role == "worker"
+            words = ["worker", "--name", name] if worker else ["serve", member.role]
             peers = {"replay": (), "feeder": ("replay",), "store": ("replay",)}
             endpoints = [
                 f"endpoints.{peer}={self.members[peer].address}"
-                for peer in peers.get(name, ("replay", "store"))
+                for peer in peers.get(member.role, ("replay", "store"))
             ]
             options = ["--port", str(member.port), "--announce", str(self._announced(name))]
             program = [sys.executable, "-m", "headrace.cli.main", *words, str(self.config)]
@@ -88,6 +105,16 @@ class Cluster:
                 )
             self._lives.append(member.process)
 
+    def add(self, name: str, role: str) -> None:
+        """Make place for one more process, to be started."""
+        self.members[name] = Member(name, role)
+
+    async def retire(self, name: str) -> int:
+        """SIGTERM, for good; give the exit code."""
+        code = await self.stop(name)
+        del self.members[name]
+        return code
+
     def log(self, name: str) -> Path:
         return self.directory / f"{name}.log"
 
@@ -101,6 +128,10 @@ class Cluster:
 
     def kill(self, name: str) -> None:
         """SIGKILL the process itself, by its id; not what it started."""
+        if name == "redis":
+            assert self.redis is not None
+            self.redis.kill()
+            return
         process = self.members[name].process
         assert process is not None
         os.kill(process.pid, signal.SIGKILL)
@@ -117,6 +148,12 @@ class Cluster:
         process = self.members[name].process
         assert process is not None
         process.terminate()
+        return await self.ended(name, within_s)
+
+    async def ended(self, name: str, within_s: float = 30.0) -> int:
+        """Wait for its end; give the exit code."""
+        process = self.members[name].process
+        assert process is not None
         return await asyncio.to_thread(process.wait, within_s)
 
     async def ready(self, *names: str) -> None:
@@ -143,7 +180,10 @@ class Cluster:
     # -- the end
 
     async def close(self) -> list[str]:
-        """End everything, the replay buffer last; name what did not end as it should have."""
+        """End everything, the replay buffer last; name what did not end as it should have.
+
+        Redis outlives them all, for they are to end in order.
+        """
         faults: list[str] = []
         for names in ((*self.workers, "feeder", "store"), ("replay",)):
             for ended in await asyncio.gather(*(self._end(name) for name in names)):
@@ -173,6 +213,8 @@ class Cluster:
 
     def kill_all(self) -> None:
         """Kill everything ever started here, and what that started."""
+        if self.redis is not None:
+            self.redis.stop()
         for life in self._lives:
             if _group_lives(life.pid):
                 os.killpg(life.pid, signal.SIGKILL)

@@ -4,8 +4,8 @@
     journal's records  ─┼─► findings, one line each; none if the run was what it should be
     last audit         ─┘
 
-The journal is read by its format, not by headrace's reader, and replayed by a model of the judge's
-own (`judge_model`). Findings of this file:
+The journal is read by its format, not by headrace's reader (`judge_journal`), and replayed by a
+model of the judge's own (`judge_model`). Findings of this file:
 
     balance     counts do not add up, or differ from what the system said of itself
     twice       a prompt was trained on by two steps
@@ -13,17 +13,15 @@ own (`judge_model`). Findings of this file:
     drop        a prompt was dropped for a reason that this scenario does not give
     testimony   the trainer was told one thing, and the journal says another
     rows        a trajectory is not what its key, its lease and its prompt say
-    durable     what was answered is not in the journal
+    durable     what was answered is not in the journal, or was not when its keeper was killed
 """
 
 from __future__ import annotations
 
-import struct
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
-from crc32c import crc32c
+from judge_durable import Witness
 from judge_model import Model
 from judge_rules import DROPPED, TRAINED, HandedOut, Rules
 from recorder import Entry
@@ -31,35 +29,13 @@ from recorder import Entry
 from headrace.v1 import journal_pb2, replay_pb2, store_pb2
 from headrace.v1.trajectory_pb2 import Trajectory
 
-MAGIC = b"headrace-journal-1\n"
-
-
-def read_journal(directory: Path) -> list[journal_pb2.JournalRecord]:
-    """Read all records of all segments, up to a torn tail."""
-    return [
-        record
-        for segment in sorted(directory.glob("events-*.log"))
-        for record in _records(segment.read_bytes())
-    ]
-
-
-def _records(data: bytes) -> Iterator[journal_pb2.JournalRecord]:
-    assert data.startswith(MAGIC)
-    offset = len(MAGIC)
-    while offset + 8 <= len(data):
-        length, checksum = struct.unpack_from("<II", data, offset)
-        body = data[offset + 8 : offset + 8 + length]
-        if len(body) < length or crc32c(body) != checksum:
-            return
-        yield journal_pb2.JournalRecord.FromString(body)
-        offset += 8 + length
-
 
 def judge(
     records: Sequence[journal_pb2.JournalRecord],
     history: Sequence[Entry],
     audit: replay_pb2.AuditResponse,
     rules: Rules,
+    witness: Witness | None = None,
 ) -> list[str]:
     """Say everything that is wrong with a run that has ended."""
     model = Model(rules)
@@ -70,6 +46,8 @@ def judge(
         *_trained(model, history),
         *_told(model, history),
         *_durable(model, history),
+        *_watched(records, history),
+        *(witness or Witness()).findings(records, history),
         *_rows(model, history),
         *_left(model),
     ]
@@ -180,6 +158,25 @@ def _durable(model: Model, history: Sequence[Entry]) -> Iterator[str]:
     for entry in _answers(history, "RegisterTrainer"):
         if entry.answer.incarnation > model.incarnation:
             yield f"durable: trainer {entry.answer.incarnation} is not in the journal"
+
+
+def _watched(
+    records: Sequence[journal_pb2.JournalRecord], history: Sequence[Entry]
+) -> Iterator[str]:
+    """Find every event that a watcher was told of in the journal; it was told of each once."""
+    last = 0
+    for entry in _answers(history, "WatchEvents"):
+        for event in entry.answer.events:
+            if event.position != last + 1:
+                yield f"testimony: event {event.position} was told after {last}"
+            last = event.position
+            if last > len(records):
+                yield f"durable: event {last}, {event.name}, was told and is not in the journal"
+                continue
+            written = records[last - 1]
+            name = written.WhichOneof("event")
+            if (event.name, event.unix_time_s) != (name, written.unix_time_s):
+                yield f"durable: event {last} was told as {event.name}, and is {name}"
 
 
 def _rows(model: Model, history: Sequence[Entry]) -> Iterator[str]:

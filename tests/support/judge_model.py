@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+from judge_circuit import Circuit
 from judge_rules import (
     DROPPED,
     FAILED,
@@ -65,9 +66,7 @@ class Model:
         self.handed_out: dict[tuple[int, int], list[dict[str, HandedOut]]] = {}
         """By step and part: what it consisted of, each time that it was complete."""
         self.trained: dict[int, list[str]] = {}
-        self.circuit = 0
-        """Why it is open; 0 = closed."""
-        self.ejected: set[str] = set()
+        self.circuit = Circuit(rules)
         self.ended = ""
         self.expired_count = 0
         self.leased_count = 0
@@ -85,6 +84,8 @@ class Model:
             event = getattr(record, name)
             if self.ended and name not in AFTER_THE_END:
                 self.say("end", f"{name} after the run's end")
+            if self.circuit.owes_closing and name != "circuit_closed":
+                self.say("end", f"the circuit is open, prompts were blamed, and {name} follows")
             self._returned = 0
             getattr(self, f"_{name}", self._unexpected)(event)
             self._check_window()
@@ -93,18 +94,15 @@ class Model:
     def say(self, kind: str, what: str) -> None:
         self.found.append(f"{kind}: {what} (position {self.position})")
 
+    def _say_if(self, kind: str, who: str, fault: str) -> None:
+        if fault:
+            self.say(kind, f"{who} {fault}")
+
     # -- derived
 
     @property
     def step(self) -> int:
         return max(self.trained, default=0) + 1
-
-    @property
-    def _circuit_forbids_feeding(self) -> bool:
-        """Failing workers are fed one prompt, if there is none that could show that they work."""
-        if self.circuit != replay_pb2.CIRCUIT_CAUSE_WORKERS_FAIL:
-            return bool(self.circuit)
-        return bool(self._in(PENDING) or self._in(RUNNING))
 
     def base(self, prompt: Prompt) -> int:
         """The step that a span counts from; 0 for none."""
@@ -182,8 +180,11 @@ class Model:
                 self.say("ordinal", f"{new.uid} is {new.payload.text!r}")
             if bool(self.ended) != (reason == "surplus"):
                 self.say("end", f"{new.uid} registered as {reason or 'usable'}")
-            if not reason and (self._circuit_forbids_feeding or self._excess):
-                self.say("window", f"{new.uid} fed while the circuit is open or the window full")
+            if not reason and self._excess:
+                self.say("window", f"{new.uid} fed while the window is full")
+            if not reason:
+                fault = self.circuit.feed(probes=self._within(PENDING, RUNNING))
+                self._say_if("window", f"{new.uid} fed", fault)
             state = DROPPED if reason else PENDING
             self.prompts[new.uid] = Prompt(
                 new.uid, ordinal, self.step, state, reason, payload=new.payload
@@ -241,8 +242,7 @@ class Model:
         if self._within(RUNNING, FINISHED) > self.target:
             self.say("window", f"running + finished are more than {self.target} after a lease")
         held = sum(prompt.worker == event.worker_id for prompt in self._in(RUNNING))
-        if held > 1 and (self.circuit or event.worker_id in self.ejected):
-            self.say("end", f"{event.worker_id} holds {held} probes")
+        self._say_if("end", event.worker_id, self.circuit.lease(event.worker_id, held))
 
     def _check_lease(self, uid: str, attempt: int, worker: str) -> None:
         prompt = self._find(uid)
@@ -256,11 +256,13 @@ class Model:
             expired = ended.end == replay_pb2.LEASE_END_EXPIRED
             prompt.expiries += expired
             self.expired_count += expired
+            if ended.end == replay_pb2.LEASE_END_FAILED:
+                self.circuit.fail(event.worker_id, ended.lease.uid)
 
     def _sessions_completed(self, event: journal_pb2.SessionsCompleted) -> None:
         if event.store_incarnation != self.store:
             self.say("fence", f"rows of store {event.store_incarnation}, not {self.store}")
-        self.ejected.discard(event.worker_id)
+        self.circuit.succeed(event.worker_id)
         for item in event.sessions:
             uid, record = item.lease.uid, item.record
             self._check_lease(uid, item.lease.attempt, event.worker_id)
@@ -286,16 +288,16 @@ class Model:
     def _groups_failed(self, event: journal_pb2.GroupsFailed) -> None:
         for uid in event.uids:
             self._move(uid, FAILED, PENDING)
+            self._say_if("transition", uid, self.circuit.set_aside(uid))
 
     def _worker_ejected(self, event: journal_pb2.WorkerEjected) -> None:
-        self.ejected.add(event.worker_id)
+        self._say_if("end", event.worker_id, self.circuit.eject(event.worker_id))
 
     def _circuit_opened(self, event: journal_pb2.CircuitOpened) -> None:
-        self.circuit = event.cause
+        self._say_if("end", "the circuit", self.circuit.open(event.cause))
 
     def _circuit_closed(self, event: journal_pb2.CircuitClosed) -> None:
-        self.circuit = 0
-        self.ejected.clear()
+        self._say_if("end", "the circuit", self.circuit.close())
         for prompt in self._in(FAILED):
             self._move(prompt.uid, PENDING, FAILED)
             self._returned += 1
@@ -309,6 +311,11 @@ class Model:
                 self.say("stale", f"{uid}: {fault}")
             if reason == "stale" and event.spans[number] != self.span(prompt, event.step):
                 self.say("stale", f"{uid} dropped with span {event.spans[number]}")
+            self.circuit.drop(
+                reason,
+                was_probe=prompt.state in (PENDING, RUNNING),
+                is_worn=prompt.expiries >= self.rules.max_expiries,
+            )
             self._move(uid, DROPPED, *sources).reason = reason
 
     def _may_drop(self, reason: str, prompt: Prompt, step: int) -> tuple[tuple[str, ...], str]:

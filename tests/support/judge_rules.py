@@ -35,7 +35,9 @@ class Rules:
     strategy: str = "drop"
     basis: str = "generated"
     sync: bool = False
+    max_failures: int = 3
     max_expiries: int = 100
+    eject_after: int = 3
     may_drop: frozenset[str] = frozenset()
     """The reasons for which prompts may be dropped in this scenario."""
 

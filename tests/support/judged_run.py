@@ -5,10 +5,11 @@ What the judge's own tests judge, before and after they have forged it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from judge import judge
+from judge_durable import Witness
 from judge_rules import Rules
 from ledger_world import LINEAGE, World, settings
 from recorder import Entry
@@ -28,12 +29,13 @@ class Case:
     history: list[Entry]
     audit: replay_pb2.AuditResponse
     rules: Rules
+    witness: Witness = field(default_factory=Witness)
 
     def findings(self) -> list[str]:
         for position, record in enumerate(self.records, 1):
             record.position = position
         self.audit.position = len(self.records)
-        return judge(self.records, self.history, self.audit, self.rules)
+        return judge(self.records, self.history, self.audit, self.rules, self.witness)
 
     def events(self, name: str) -> list[Any]:
         return [getattr(r, name) for r in self.records if r.WhichOneof("event") == name]
@@ -112,6 +114,11 @@ class Play:
             weight_spans=[span],
         )
 
+    def case(self) -> Case:
+        """Give what a judge is given, at the end."""
+        last = self.audit()
+        return Case(self.world.ledger.take_events(), self.history, last, self.rules())
+
     def rules(self) -> Rules:
         return Rules(
             n=N, batch=BATCH, warmup=2, rows=ROWS, steps=STEPS, uid=lambda ordinal: f"e0r{ordinal}"
@@ -141,5 +148,22 @@ def played() -> Case:
         else:
             world.complete(refs)
         play.step(number)
-    last = play.audit()
-    return Case(world.ledger.take_events(), play.history, last, play.rules())
+    return play.case()
+
+
+def outage() -> Case:
+    """Play a run in the midst of which both workers fail, until all that can be probed with is.
+
+    Three fresh prompts are let in; a success closes the circuit; nothing is dropped.
+    """
+    play = Play()
+    world = play.world
+    for number in range(1, STEPS + 1):
+        if number == 3:
+            for _ in range(60):
+                world.sample()
+                world.feed()
+                for worker in ("a", "b"):
+                    world.fail(world.lease(1, worker), worker=worker, live_workers=["a", "b"])
+        play.step(number)
+    return play.case()

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass
 from random import Random
 
 from scene import Scene
 
-ODDS = {"replay": 5, "feeder": 4, "worker-0": 3, "worker-1": 3, "store": 1}
+EVERYBODY = {"replay": 5, "feeder": 4, "worker-0": 3, "worker-1": 3, "store": 1}
 """How often each is killed, relative to the others. The store takes long to come back."""
+WITH_REDIS = EVERYBODY | {"redis": 5, "redis+replay": 2}
+"""Names with a plus die together, in this order, and are started again in it."""
+REDIS_ABOVE_ALL = {"redis": 8, "redis+replay": 1, "replay+redis": 1}
 
 
 @dataclass(frozen=True, order=True)
@@ -24,11 +28,11 @@ class Kill:
     away_s: float
 
 
-def plan(seed: str, count: int, steps: int) -> list[Kill]:
+def plan(seed: str, count: int, steps: int, odds: Mapping[str, int]) -> list[Kill]:
     """Draw kills over the steps; at least one of each process if there are enough."""
     draw = Random(seed)
-    victims = list(ODDS)[:count]
-    victims += draw.choices(list(ODDS), list(ODDS.values()), k=count - len(victims))
+    victims = list(odds)[:count]
+    victims += draw.choices(list(odds), list(odds.values()), k=count - len(victims))
     return sorted(
         Kill(
             step=draw.randint(1, steps - 1),
@@ -48,9 +52,9 @@ async def carry_out(kills: list[Kill], scene: Scene) -> int:
         await asyncio.sleep(kill.pause_s)
         if scene.recorder.ended:
             break
-        scene.cluster.kill(kill.victim)
-        print(f"step {scene.recorder.step}: {kill.victim} killed, away for {kill.away_s:.2f} s")
-        done += 1
-        await asyncio.sleep(kill.away_s)
-        scene.cluster.start(kill.victim)
+        async with scene.away(*kill.victim.split("+")):
+            step = scene.recorder.step
+            print(f"step {step}: {kill.victim} killed, away for {kill.away_s:.2f} s")
+            done += 1
+            await asyncio.sleep(kill.away_s)
     return done

@@ -28,7 +28,11 @@ if TYPE_CHECKING:
 
 _Answer = TypeVar("_Answer")
 
-OUTAGES = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+OUTAGES = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.ABORTED,  # by a replay buffer that was fenced: the newer one will answer
+)
 AGAIN_S = 0.05
 WAIT_S = 2.0
 OUTAGE_S = 60.0
@@ -158,6 +162,8 @@ class Recorder:
             self.ended = True
         else:
             await self.commit(keys)
+        if self.ended:
+            await self.call("EndRun", pb.EndRunRequest(incarnation=self.incarnation))
         async with self._progress:
             self._progress.notify_all()
 
@@ -247,6 +253,23 @@ class Recorder:
         while True:
             await self.audit()
             await asyncio.sleep(every_s)
+
+    async def keep_watching(self) -> None:
+        """Be told of every event as soon as it is acknowledged, for ever."""
+        request = pb.WatchEventsRequest()
+        while True:
+            try:
+                async for answer in self.replay.WatchEvents(request):
+                    self._note("WatchEvents", request, answer)
+                    request = pb.WatchEventsRequest(after_position=answer.events[-1].position)
+            except grpc.aio.AioRpcError as failed:
+                self._note(
+                    "WatchEvents", request, None, f"{failed.code().name}: {failed.details()}"
+                )
+                # As INTERNAL ends a stream of a replay buffer whose journal failed.
+                if failed.code() not in (*OUTAGES, grpc.StatusCode.INTERNAL):
+                    raise
+            await asyncio.sleep(AGAIN_S)
 
 
 async def _rows(

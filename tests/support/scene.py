@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from cluster import Cluster
-from judge import judge, read_journal
+from cluster import Cluster, free_port
+from judge import judge
+from judge_durable import Witness
+from judge_journal import read_file_journal, read_redis_journal
 from judge_rules import Rules
 from recorder import Recorder
+from redis_server import RedisServer, thawed
 
 from headrace.config.config import Config
 from headrace.feeder.order import Order
 from headrace.feeder.sources.digits import digit_rows
 from headrace.v1 import journal_pb2, replay_pb2
 
+RUN_ID = "chaos"
 SETTLED_S = 30.0
 """How long the last rows of a run may take to be registered."""
 
@@ -27,7 +32,7 @@ SETTLED_S = 30.0
 def small_config(directory: Path, *, rows: int = 400, **sections: Any) -> dict[str, Any]:
     """B = 4, n = 2, W = 2, nothing is ever stale; scripted; sections are merged in."""
     config: dict[str, Any] = {
-        "run": {"name": "chaos", "run_dir": str(directory / "run"), "run_id": "chaos"},
+        "run": {"name": "chaos", "run_dir": str(directory / "run"), "run_id": RUN_ID},
         "data": {
             "source": {
                 "kind": "python",
@@ -85,7 +90,9 @@ def rules_of(values: dict[str, Any], *, may_drop: Sequence[str] = ()) -> Rules:
         strategy=config.sampler.max_off_policy_strategy,
         basis=config.sampler.basis,
         sync=config.trainer.trainer_mode == "sync",
+        max_failures=config.ledger.max_failures,
         max_expiries=config.ledger.max_expiries,
+        eject_after=config.ledger.eject_after,
         may_drop=frozenset(may_drop),
     )
 
@@ -97,6 +104,35 @@ class Scene:
     cluster: Cluster
     recorder: Recorder
     rules: Rules
+    witness: Witness = field(default_factory=Witness)
+
+    @asynccontextmanager
+    async def away(self, *victims: str) -> AsyncIterator[None]:
+        """Kill these, one right after the other; start them again, in the same order.
+
+        If the journal's keeper is among them, what it had is compared with what was acknowledged.
+        """
+        for victim in victims:
+            self.cluster.kill(victim)
+        with TemporaryDirectory() as place:
+            if "redis" in victims and self.cluster.redis is not None:
+                self.cluster.redis.freeze(Path(place))
+            yield
+            heard = len(self.recorder.history)
+            journal = None if "redis" in victims or "replay" not in victims else self.journal()
+            self.cluster.start(*victims)
+            if "redis" in victims:
+                journal = await asyncio.to_thread(_thaw, Path(place))
+        if journal is not None:
+            self.witness.saw("+".join(victims), heard, journal)
+
+    async def until(self, holds: Callable[[Any], bool]) -> None:
+        """Ask for the status until something holds of it."""
+
+        async def look() -> bool:
+            return holds(await self.recorder.status())
+
+        await eventually(look)
 
     async def settled(self, fed: int | None = None) -> replay_pb2.AuditResponse:
         """Wait until the run has ended and its last rows are in; give the last audit."""
@@ -109,12 +145,15 @@ class Scene:
             await asyncio.sleep(0.05)
 
     def journal(self) -> list[journal_pb2.JournalRecord]:
-        return read_journal(self.cluster.run / "journal")
+        redis = self.cluster.redis
+        if redis is None:
+            return read_file_journal(self.cluster.run / "journal")
+        return read_redis_journal(redis.url, RUN_ID)
 
     async def findings(self, fed: int | None = None) -> list[str]:
         """Have the run judged, once it has ended with so many prompts fed."""
         audit = await self.settled(fed)
-        return judge(self.journal(), self.recorder.history, audit, self.rules)
+        return judge(self.journal(), self.recorder.history, audit, self.rules, self.witness)
 
 
 @asynccontextmanager
@@ -122,33 +161,62 @@ async def scene(
     directory: Path,
     config: dict[str, Any],
     *,
+    journal: str = "file",
     workers: int = 2,
     part_count: int = 1,
     may_drop: Sequence[str] = (),
 ) -> AsyncIterator[Scene]:
-    """Start everything, with the recorder registered and auditing all the while.
+    """Start everything, with the recorder registered, auditing and watching all the while.
 
     In the end everything must be there again, stop in order, and leave nothing.
     """
-    cluster = Cluster(directory, config, workers=workers)
+    redis = None
+    if journal == "redis":
+        (directory / "redis").mkdir()
+        redis = RedisServer(directory / "redis", port=free_port())
+        settings = {"kind": "redis", "redis_url": redis.url}
+        config = {**config, "journal": {**config.get("journal", {}), **settings}}
+        redis.start()
+    cluster = Cluster(directory, config, workers=workers, redis=redis)
     recorder = Recorder(
         cluster.members["replay"].address,
         cluster.members["store"].address,
         cluster.run / "weights",
-        run_id="chaos",
+        run_id=RUN_ID,
         part_count=part_count,
     )
     try:
         cluster.start(*cluster.members)
         await cluster.ready(*cluster.members)
         await recorder.begin()
-        auditing = asyncio.create_task(recorder.keep_auditing())
+        looking = [
+            asyncio.create_task(each)
+            for each in (recorder.keep_auditing(), recorder.keep_watching())
+        ]
         yield Scene(cluster, recorder, rules_of(config, may_drop=may_drop))
-        auditing.cancel()
-        await asyncio.gather(auditing, return_exceptions=True)
+        for task in looking:
+            task.cancel()
+        for ended in await asyncio.gather(*looking, return_exceptions=True):
+            assert isinstance(ended, asyncio.CancelledError), ended
         await cluster.ready(*cluster.members)  # whoever was killed last has come back, too
         faults = await cluster.close()
         assert not faults, faults
     finally:
         cluster.kill_all()
         await recorder.close()
+
+
+def _thaw(frozen: Path) -> list[journal_pb2.JournalRecord]:
+    with thawed(frozen) as url:
+        return read_redis_journal(url, RUN_ID)
+
+
+async def eventually(look: Callable[[], bool | Awaitable[bool]], within_s: float = 60) -> None:
+    """Look until it holds."""
+    deadline = time.monotonic() + within_s
+    while True:
+        found = look()
+        if found if isinstance(found, bool) else await found:
+            return
+        assert time.monotonic() < deadline, "nothing happened"
+        await asyncio.sleep(0.05)

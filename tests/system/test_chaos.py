@@ -1,41 +1,43 @@
 """A run whose processes are killed, stopped and started again ends as if nothing had happened.
 
 Real processes; the test is their trainer and records what it is told; the judge reads that record
-and the journal. `HEADRACE_CHAOS_KILLS` and `HEADRACE_CHAOS_SEED` make the random run longer, or
-repeat one.
+and the journal. `HEADRACE_CHAOS_KILLS` is how many kills a random run has, `HEADRACE_CHAOS_SEED`
+repeats one. With the former, what is left out for its time otherwise is there, too.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-import time
-from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from killer import carry_out, plan
-from scene import Scene, scene, small_config
+from killer import EVERYBODY, WITH_REDIS, carry_out, plan
+from long_run import KILLS, SEED, STEPS, only_in_a_long_run
+from scene import eventually, scene, small_config
 
 from headrace.config.services import LedgerConfig
 from headrace.v1 import replay_pb2
 
-KILLS = int(os.environ.get("HEADRACE_CHAOS_KILLS", "14")) // 2
-"""In each of two runs."""
-SEED = int(os.environ.get("HEADRACE_CHAOS_SEED", "1"))
-STEPS = max(20, 2 * KILLS)
+BOTH_JOURNALS = pytest.mark.parametrize("journal", ["file", "redis"])
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(180)]
 
 
 @pytest.mark.timeout(240 + 12 * KILLS)
-@pytest.mark.parametrize(("strategy", "durability"), [("none", "log"), ("drop", "memory")])
+@pytest.mark.parametrize(
+    ("strategy", "durability", "journal"),
+    [
+        ("none", "log", "file"),
+        ("drop", "memory", "redis"),
+        pytest.param("drop", "memory", "file", marks=only_in_a_long_run),
+        pytest.param("none", "log", "redis", marks=only_in_a_long_run),
+    ],
+)
 async def test_a_run_under_random_kills_trains_every_prompt_once(
-    tmp_path: Path, strategy: str, durability: str
+    tmp_path: Path, strategy: str, durability: str, journal: str
 ) -> None:
     """`none`: exactly the first rows are trained on. `drop`: the stale ones among them are not."""
-    print(f"HEADRACE_CHAOS_SEED={SEED} HEADRACE_CHAOS_KILLS={2 * KILLS}")
+    print(f"HEADRACE_CHAOS_SEED={SEED} HEADRACE_CHAOS_KILLS={KILLS}")
     config = small_config(
         tmp_path,
         rows=4 * STEPS * 4,
@@ -47,35 +49,44 @@ async def test_a_run_under_random_kills_trains_every_prompt_once(
         store={"durability": durability},
     )
     may_drop = ["stale"] if strategy == "drop" else []
-    async with scene(tmp_path, config, may_drop=may_drop) as play:
-        killing = asyncio.create_task(carry_out(plan(f"{SEED}/{strategy}", KILLS, STEPS), play))
+    odds = WITH_REDIS if journal == "redis" else EVERYBODY
+    kills = plan(f"{SEED}/{strategy}/{journal}", KILLS, STEPS, odds)
+    async with scene(tmp_path, config, journal=journal, may_drop=may_drop) as play:
+        killing = asyncio.create_task(carry_out(kills, play))
         await play.recorder.run()
         print(f"{await killing} kills; {(await play.recorder.audit()).counts}")
         assert await play.findings(fed=None if may_drop else 4 * STEPS) == []
 
 
 @pytest.mark.parametrize(
-    ("victim", "durability"),
+    ("victim", "durability", "journal"),
     [
-        ("replay", "log"),
-        ("feeder", "log"),
-        ("worker-0", "log"),
-        ("store", "log"),
-        ("store", "memory"),
+        ("replay", "log", "file"),
+        ("feeder", "log", "file"),
+        ("worker-0", "log", "file"),
+        ("store", "log", "file"),
+        ("store", "memory", "file"),
+        ("replay", "log", "redis"),
+        pytest.param("feeder", "log", "redis", marks=only_in_a_long_run),
+        pytest.param("worker-0", "log", "redis", marks=only_in_a_long_run),
+        pytest.param("store", "log", "redis", marks=only_in_a_long_run),
+        ("store", "memory", "redis"),
     ],
 )
-async def test_a_run_goes_on_after_one_kill(tmp_path: Path, victim: str, durability: str) -> None:
+async def test_a_run_goes_on_after_one_kill(
+    tmp_path: Path, victim: str, durability: str, journal: str
+) -> None:
     config = small_config(
         tmp_path,
         trainer={"total_training_steps": 8},
         rollout={"engine": {"mean_latency_s": 0.2}},
         store={"durability": durability},
     )
-    async with scene(tmp_path, config, workers=1) as play:
+    async with scene(tmp_path, config, journal=journal, workers=1) as play:
         await play.recorder.run(steps=2)
-        await until(play, lambda now: now.counts.running > 0 and now.counts.finished > 0)
-        play.cluster.kill(victim)
-        play.cluster.start(victim)
+        await play.until(lambda now: now.counts.running > 0 and now.counts.finished > 0)
+        async with play.away(victim):
+            pass
         await play.recorder.run()
         assert await play.findings(fed=32) == []
         regenerated = dict((await play.recorder.status()).regenerated)
@@ -85,17 +96,20 @@ async def test_a_run_goes_on_after_one_kill(tmp_path: Path, victim: str, durabil
             assert ("store_lost" in regenerated) == (durability == "memory")
 
 
-async def test_a_worker_that_slept_past_its_leases_changes_nothing(tmp_path: Path) -> None:
+@BOTH_JOURNALS
+async def test_a_worker_that_slept_past_its_leases_changes_nothing(
+    tmp_path: Path, journal: str
+) -> None:
     config = small_config(
         tmp_path,
         trainer={"total_training_steps": 8},
         rollout={"engine": {"mean_latency_s": 0.3}},
         ledger={"lease_s": 1.0},
     )
-    async with scene(tmp_path, config) as play:
+    async with scene(tmp_path, config, journal=journal) as play:
         await play.cluster.stop("worker-1")
         await play.recorder.run(steps=2)
-        await until(play, lambda status: status.counts.running >= 4)
+        await play.until(lambda status: status.counts.running >= 4)
         play.cluster.pause("worker-0")
         play.cluster.start("worker-1")
         await play.recorder.run(steps=3)  # with what was the sleeper's
@@ -108,7 +122,10 @@ async def test_a_worker_that_slept_past_its_leases_changes_nothing(tmp_path: Pat
         assert await play.findings(fed=32) == []
 
 
-async def test_when_all_workers_fail_feeding_stops_and_no_prompt_is_lost(tmp_path: Path) -> None:
+@BOTH_JOURNALS
+async def test_when_all_workers_fail_feeding_stops_and_no_prompt_is_lost(
+    tmp_path: Path, journal: str
+) -> None:
     broken = tmp_path / "broken"
     config = small_config(
         tmp_path,
@@ -116,22 +133,21 @@ async def test_when_all_workers_fail_feeding_stops_and_no_prompt_is_lost(tmp_pat
         rollout={"engine": {"failing_file": str(broken)}},
         ledger={"max_failures": 3},  # an outage costs one, and a failure may be reported late
     )
-    async with scene(tmp_path, config) as play:
+    async with scene(tmp_path, config, journal=journal) as play:
         await play.recorder.run(steps=2)
         # Nothing is under way, so that no late success says that the prompts are to blame.
-        await until(play, lambda status: status.counts.finished == 8)
+        await play.until(lambda status: status.counts.finished == 8)
         broken.touch()
         batch = await play.recorder.sample()
         assert batch
-        await until(play, lambda status: status.circuit == replay_pb2.CIRCUIT_CAUSE_WORKERS_FAIL)
+        await play.until(lambda status: status.circuit == replay_pb2.CIRCUIT_CAUSE_WORKERS_FAIL)
         opened = await play.recorder.status()
         assert "scripted" in opened.circuit_error
         # Steps are taken from what is finished, so that the window would want more.
         await play.recorder.commit(batch)
         training = asyncio.create_task(play.recorder.run())
         # What was under way fails, too; then probes do, one at a time, and nothing else happens.
-        await until(
-            play,
+        await play.until(
             lambda now: (
                 now.committed_step == 4
                 and now.counts.running <= 2
@@ -150,14 +166,17 @@ async def test_when_all_workers_fail_feeding_stops_and_no_prompt_is_lost(tmp_pat
         assert await play.findings(fed=32) == []
 
 
-async def test_leases_that_run_out_all_the_time_fail_no_prompt(tmp_path: Path) -> None:
+@pytest.mark.parametrize("journal", ["file", pytest.param("redis", marks=only_in_a_long_run)])
+async def test_leases_that_run_out_all_the_time_fail_no_prompt(
+    tmp_path: Path, journal: str
+) -> None:
     config = small_config(
         tmp_path,
         trainer={"total_training_steps": 15},
         rollout={"engine": {"mean_latency_s": 0.3}},
         ledger={"lease_s": 0.5},
     )
-    async with scene(tmp_path, config) as play:
+    async with scene(tmp_path, config, journal=journal) as play:
         training = asyncio.create_task(play.recorder.run())
         while not training.done():  # one of the two sleeps at any moment, for longer than a lease
             for sleeper in play.cluster.workers:
@@ -220,20 +239,20 @@ async def test_rows_that_fill_no_batch_are_surplus(tmp_path: Path) -> None:
         assert (counts.trained, dict(counts.dropped)) == (20, {"surplus": 2})
 
 
-async def until(play: Scene, holds: Callable[[Any], bool]) -> None:
-    """Ask for the status until something holds of it."""
-
-    async def look() -> bool:
-        return holds(await play.recorder.status())
-
-    await eventually(look)
-
-
-async def eventually(look: Callable[[], bool | Awaitable[bool]], within_s: float = 60) -> None:
-    deadline = time.monotonic() + within_s
-    while True:
-        found = look()
-        if found if isinstance(found, bool) else await found:
-            return
-        assert time.monotonic() < deadline, "nothing happened"
-        await asyncio.sleep(0.05)
+@BOTH_JOURNALS
+async def test_of_two_replay_buffers_the_older_ends_and_nothing_is_lost(
+    tmp_path: Path, journal: str
+) -> None:
+    config = small_config(tmp_path, trainer={"total_training_steps": 8})
+    async with scene(tmp_path, config, journal=journal, workers=1) as play:
+        await play.recorder.run(steps=2)
+        play.cluster.add("newer", "replay")
+        play.cluster.start("newer")
+        await play.cluster.ready("newer")
+        training = asyncio.create_task(play.recorder.run())
+        assert await play.cluster.ended("replay", within_s=60) == 1
+        assert "fenced" in play.cluster.log("replay").read_text()
+        assert await play.cluster.retire("newer") == 0
+        play.cluster.start("replay")
+        await training
+        assert await play.findings(fed=32) == []
