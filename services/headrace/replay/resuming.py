@@ -124,6 +124,7 @@ def _reopened(
         kept = _kept(ledger, rollback, step, group)
         base = _base(ledger, step, group, kept)
         moves = group.state in (RUNNING, SAMPLED, TRAINED, FAILED)
+        moves |= bool(kept) and group.store_incarnation != rollback.store_incarnation
         if moves or base != group.base or kept != group.sessions:
             yield journal.ReopenedGroup(
                 uid=group.uid, base=base, sessions=[kept[number] for number in sorted(kept)]
