@@ -134,7 +134,7 @@ def test_what_may_not_change_is_refused_with_both_sides(tmp_path: Path) -> None:
     step = status(run)["committed_step"]
 
     for section, key, value, says in (
-        ("data", "seed", 7, "fingerprint"),
+        ("data", "seed", 7, "is not what this run was started with (offered: 400 rows"),
         ("rollout", "n", 3, "rollout.n = 2, now it is 3"),
         ("reward", "kind", "exact_match", "reward"),
     ):
@@ -202,6 +202,8 @@ async def test_a_notebook_has_checkpoints_made_and_lists_them_in_a_run_and_after
     table = seen.checkpoints(verify=True)
     assert sorted(table[~table.abandoned].step) == left
     assert list(table[table.latest].step) == [left[-1]]
-    assert seen.last_resume() is not None
+    resume = seen.last_resume()
+    assert resume is not None
+    assert list(resume.phases) == ["plan", "store", "ledger", "weights", "reissue", "warmup"]
     with pytest.raises(UsageError):
         seen.snapshot()

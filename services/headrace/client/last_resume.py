@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import itertools
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+import grpc
+
 from headrace.client import html
+from headrace.client.asking import ask
 from headrace.client.resumes import PHASES, WAITS, is_open, kept_count, origin, resume_in_words
 from headrace.client.tables import facts
 from headrace.client.words import counts_in_words, duration
-from headrace.v1 import resume_pb2
+from headrace.errors import UsageError
+from headrace.v1 import checkpoint_pb2, checkpoint_pb2_grpc, prompt_pb2, resume_pb2
 
 
 @dataclass(frozen=True)
@@ -19,6 +25,8 @@ class LastResume:
 
     state: resume_pb2.ResumeState
     """All that the ledger knows of it."""
+    times: Mapping[str, float] = field(default_factory=dict)
+    """When each phase began, Unix seconds, by its name; as far as it is known."""
 
     @property
     def step(self) -> int:
@@ -48,13 +56,11 @@ class LastResume:
     @property
     def phases(self) -> dict[str, float]:
         """Seconds that each phase took, in order; those that are over."""
-        begun = [(name, self.state.phase_times[name]) for name in self._names()]
-        following = [*begun[1:], ("", 0.0)]
-        pairs = zip(begun, following, strict=True)
-        return {name: ends - begins for (name, begins), (after, ends) in pairs if after}
+        begun = [(name, self.times[name]) for name in self._names()]
+        return {name: ends - begins for (name, begins), (_, ends) in itertools.pairwise(begun)}
 
     def _names(self) -> list[str]:
-        return [name for name in PHASES.values() if name in self.state.phase_times]
+        return [name for name in PHASES.values() if name in self.times]
 
     def _facts(self) -> Iterator[tuple[str, str]]:
         state = self.state
@@ -76,7 +82,7 @@ class LastResume:
         names = self._names()
         if not names:
             return "-"
-        at = datetime.fromtimestamp(self.state.phase_times[names[0]], UTC)
+        at = datetime.fromtimestamp(self.times[names[0]], UTC)
         return f"{at:%Y-%m-%d %H:%M:%S} UTC"
 
     def _phase_words(self) -> Iterator[tuple[str, str, str]]:
@@ -97,3 +103,28 @@ class LastResume:
         if phases:
             parts.append(html.table(("phase", "took", "what it does"), phases))
         return "".join(parts)
+
+
+def times_from_coordinator(channel: grpc.Channel, resume_id: str) -> dict[str, float]:
+    """Ask the coordinator when the phases began; nothing if it does not answer, or not know."""
+    stub = checkpoint_pb2_grpc.CheckpointCoordinatorServiceStub(channel)
+    request = checkpoint_pb2.GetCoordinatorStatusRequest()
+    try:
+        known = ask(stub.GetCoordinatorStatus, request, who="the checkpoint coordinator").resume
+    except UsageError:
+        return {}
+    return dict(known.phase_times) if known.resume_id == resume_id else {}
+
+
+def times_from_events(events: Iterable[prompt_pb2.LedgerEvent], resume_id: str) -> dict[str, float]:
+    """Read from the journal when the phases began."""
+    times: dict[str, float] = {}
+    for event in events:
+        if event.name not in ("resume_begun", "resume_advanced"):
+            continue
+        detail = json.loads(event.detail_json)
+        if detail.get("resume_id") == resume_id:
+            phase = str(detail.get("phase", "RESUME_PHASE_PLAN"))
+            name = phase.removeprefix("RESUME_PHASE_").lower()
+            times.setdefault(name, event.unix_time_s)
+    return times

@@ -98,6 +98,10 @@ class Peers:
             self._channels[name] = known
         return known[1]
 
+    def known_channel(self, name: str) -> grpc.Channel | None:
+        """Give the connection to a process; None if nobody has said where it is."""
+        return self.channel(name) if name in self._addresses else None
+
     def call_the_roll(self) -> Roll:
         """Ask all of them at once how they are."""
         calls, present, silent = {}, {}, []

@@ -16,7 +16,7 @@ from headrace.client.checkpoints import (
 )
 from headrace.client.finding import same_machine
 from headrace.client.frames import needs, prompts_frame, read_steps, steps_frame
-from headrace.client.last_resume import LastResume
+from headrace.client.last_resume import LastResume, times_from_coordinator, times_from_events
 from headrace.client.ledger import LiveLedger
 from headrace.client.others import feed_rows, steps_so_far
 from headrace.client.peers import Peers, Roll
@@ -165,7 +165,14 @@ class Run:
     def last_resume(self) -> LastResume | None:
         """Say how the run last went on from a checkpoint: a table in a notebook; None if never."""
         answer = self._ask_status()
-        return LastResume(answer.resume) if answer.HasField("resume") else None
+        if not answer.HasField("resume"):
+            return None
+        if answer.process.process:
+            channel = self._peers.known_channel("checkpoint")
+            times = times_from_coordinator(channel, answer.resume.resume_id) if channel else {}
+        else:
+            times = times_from_events(self._ledger.events(), answer.resume.resume_id)
+        return LastResume(answer.resume, times)
 
     def metrics(self) -> pd.DataFrame:
         """Give each step's metrics: a row per step, a column per metric.
