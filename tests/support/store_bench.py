@@ -163,27 +163,29 @@ async def open_bench(
         service.open(store, sweeper, saver, restorer)
         address = await serve(stack, service.add_to, 0)
         to_store = await stack.enter_async_context(open_channel(address))
-        yield Bench(
-            stub=store_pb2_grpc.TrajectoryStoreServiceStub(to_store),
-            store=store,
-            queue=backend.queue,
-            sweeper=sweeper,
-            saver=saver,
-            restorer=restorer,
-            service=service,
-            replay=replay,
-            stopping=stopping,
-            waits=waits,
-            stop_replay=replay_server.stop,
-            start_replay=replay_server.start,
-        )
-        await service.close()
-        if nodes is None:
-            await restorer.close()
-        else:
-            store.hold.end(store.hold.hold_id)
-            await store.delete(store.age_limit(0))
-            backend.client.close()
+        try:
+            yield Bench(
+                stub=store_pb2_grpc.TrajectoryStoreServiceStub(to_store),
+                store=store,
+                queue=backend.queue,
+                sweeper=sweeper,
+                saver=saver,
+                restorer=restorer,
+                service=service,
+                replay=replay,
+                stopping=stopping,
+                waits=waits,
+                stop_replay=replay_server.stop,
+                start_replay=replay_server.start,
+            )
+        finally:
+            await service.close()
+            if nodes is None:
+                await restorer.close()
+            else:
+                store.hold.end(store.hold.hold_id)
+                await store.delete(store.age_limit(0))
+                backend.client.close()
 
 
 def trajectory(session: int, *, uid: str = "e0r1", tokens: int = 4) -> Trajectory:

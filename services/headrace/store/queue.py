@@ -43,6 +43,10 @@ class RowsUnreadableError(HeadraceError):
     """TransferQueue answered, but not with every row that was asked for."""
 
 
+class RefusedError(NotReadyError):
+    """TransferQueue answered with an error. Whether it has carried out a part of it is unknown."""
+
+
 class TransferQueue:
     """Puts, reads and clears rows of one `bytes` value each.
 
@@ -173,7 +177,9 @@ class TransferQueue:
         It runs what stands in the files, which have to be trusted and whole.
 
         Raises:
-            NotReadyError: no answer in time, or an error. What it holds then is unknown.
+            RefusedError: it does not take them: files are missing, or not what they should be.
+            NotReadyError: no answer in time.
+                After either, what it holds is unknown.
 
         """
         controller_file = str(directory / CONTROLLER_FILE)
@@ -183,7 +189,10 @@ class TransferQueue:
             await self._client.async_load_storage_checkpoint(str(directory))
             await self._client.async_load_controller_checkpoint(controller_file)
 
-        await self._answered("load", read(), timeout_s=timeout_s)
+        try:
+            await self._answered("load", read(), timeout_s=timeout_s)
+        except FileNotFoundError as error:
+            raise RefusedError(f"TransferQueue cannot load what is not there: {error}") from error
 
     async def open_probe(self) -> None:
         """Write the rows that `probe` reads: one on each unit. To be called before any put.
@@ -277,9 +286,7 @@ class TransferQueue:
                 f"TransferQueue did not answer a {what} within {limit_s:g} s"
             ) from error
         except (KeyError, RuntimeError, ValueError) as error:
-            raise NotReadyError(
-                f"TransferQueue answered a {what} with an error: {error}"
-            ) from error
+            raise RefusedError(f"TransferQueue answered a {what} with an error: {error}") from error
         finally:
             self._in_flight -= 1
             if self._in_flight == 0:

@@ -33,7 +33,7 @@ from headrace.store import index, succession
 from headrace.store.backend import Backend
 from headrace.store.index import Header, IndexedRow
 from headrace.store.life import READ_BATCH_BYTES, Life
-from headrace.store.queue import CONTROLLER_FILE, TransferQueue
+from headrace.store.queue import CONTROLLER_FILE, RefusedError, TransferQueue
 from headrace.store.row import Row, inspect
 from headrace.store.saver import FOLDER
 from headrace.store.scratch import Scratch
@@ -179,14 +179,14 @@ class RowRestorer:
     ) -> AsyncIterator[TransferQueue]:
         """Give a TransferQueue that has loaded the checkpoint: the fresh one, if that takes it."""
         if header.storage_units == self._starting.unit_count:
-            await fresh.queue.load(folder, size_bytes=header.raw_bytes)
+            await _load(fresh, header, folder)
             await fresh.queue.open_probe()
             yield fresh.queue
             return
         await fresh.queue.open_probe()
         passing = await self._starting.backend(unit_count=header.storage_units)
         try:
-            await passing.queue.load(folder, size_bytes=header.raw_bytes)
+            await _load(passing, header, folder)
             yield passing.queue
         finally:
             await passing.close()
@@ -227,6 +227,16 @@ class RowRestorer:
                 free_bytes=str(capacity_bytes),
                 capacity_bytes=str(capacity_bytes),
             )
+
+
+async def _load(backend: Backend, header: Header, folder: Path) -> None:
+    try:
+        await backend.queue.load(folder, size_bytes=header.raw_bytes)
+    except RefusedError as error:
+        raise CannotResumeError(
+            f"the store's part, written by TransferQueue {header.transfer_queue}, cannot be used: "
+            f"{error}"
+        ) from error
 
 
 async def _fill(life: Life, source: TransferQueue, rows: Sequence[IndexedRow]) -> list[str]:
