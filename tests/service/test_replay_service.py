@@ -10,16 +10,13 @@ from typing import Any, cast
 
 import grpc
 import pytest
+from journals import OpenJournal, journals
 from ledger_world import settings
-from redis_server import RedisServer
 from replay_server import Replay, replay_server
 
 from headrace.errors import WeightsUnknownError, WriterFencedError
 from headrace.replay.journal.base import Journal
-from headrace.replay.journal.file import FileJournal
-from headrace.replay.journal.redis import RedisJournal
 from headrace.rpc.status import error_from
-from headrace.rpc.waits import Waits
 from headrace.v1 import feeder_pb2, journal_pb2, prompt_pb2
 from headrace.v1 import replay_pb2 as pb
 
@@ -43,21 +40,11 @@ class Held:
         return getattr(self._journal, name)
 
 
-OpenJournal = Callable[[], Journal]
-
-
 @pytest.fixture(params=["file", "redis"])
 def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OpenJournal]:
     """Opens the test's journal, as often as it likes; every test runs on both kinds."""
-    if request.param == "file":
-        yield lambda: FileJournal(tmp_path, fsync=False)
-        return
-    server = RedisServer(tmp_path)
-    server.start()
-    yield lambda: RedisJournal(
-        server.url, run_id="r", waits=Waits(stall_after_s=60), is_stopping=lambda: False
-    )
-    server.stop()
+    with journals(request.param, tmp_path) as opens:
+        yield opens
 
 
 async def test_two_requests_racing_for_prompts_never_both_get_one(opened: OpenJournal) -> None:
@@ -337,11 +324,15 @@ MUTATING: dict[str, Callable[[Replay, int], Any]] = {
     "ResumeRun": lambda r, i: r.stub.ResumeRun(pb.ResumeRunRequest()),
     "CloseCircuit": lambda r, i: r.stub.CloseCircuit(pb.CloseCircuitRequest()),
 }
-NOT_BY_ITSELF = {"LeasePrompts", "CommitStep"}
-"""Tested on their own: a lease's repeat leases more, a commit needs its step sampled."""
+NOT_BY_ITSELF = {
+    "LeasePrompts", "CommitStep", "EndRun", "BeginCut", "WriteCut", "EndCut", "BeginResume",
+    "RollBack", "AdvanceResume", "ReportLostTrajectories",
+}  # fmt: skip
+"""Tested on their own: a lease's repeat leases more, a commit needs its step sampled; snapshots and
+resumes have files of their own."""
 READING = {
     "AwaitDemand", "AwaitWeights", "FindDeadTrajectories", "LocatePrompt", "Audit", "ListPrompts",
-    "GetReplayStatus", "WatchEvents",
+    "GetReplayStatus", "WatchEvents", "ListTrajectories",
 }  # fmt: skip
 
 

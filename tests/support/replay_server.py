@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 from prometheus_client import CollectorRegistry
+from replay_resumes import ReplayResumes
 
 from headrace.replay.buffer import ReplayBuffer
 from headrace.replay.deadlines import LeaseDeadlines
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from headrace.v1.replay_pb2_grpc import ReplayBufferServiceAsyncStub
 
 
-class Replay:
+class Replay(ReplayResumes):
     """What a test needs of a running replay buffer."""
 
     def __init__(
