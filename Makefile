@@ -50,8 +50,8 @@ test-compose: $(VENV)/.installed ## run docker-compose.yml for real; needs a Doc
 docker/wheels/torch: ## fetch a CPU build of torch for the images, if your index has one
 	$(PYTHON) -m pip download --no-deps -c constraints.txt -d docker/wheels torch
 
-bench: $(VENV)/.installed ## measure ledger, feed, sampling and store, as ratios of one run
-	$(BIN)/python benchmarks/bench.py
+bench: $(VENV)/.run ## measure headrace beside TransferQueue, as ratios of one run: docs/benchmarks.md
+	$(BIN)/headrace bench
 
 docs: $(VENV)/.installed ## regenerate docs/configuration.md from the models
 	$(BIN)/headrace config docs > docs/configuration.md

@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperGroup
 
 from headrace.cli import certs, configuration, control, look, serve
+from headrace.cli.bench import bench
 from headrace.cli.logtail import ERROR_PREFIX
 from headrace.cli.parent import die_with_parent
 from headrace.cli.probe import probe
@@ -64,6 +65,7 @@ app.add_typer(serve.app, name="serve", rich_help_panel=PARTS)
 app.command(rich_help_panel=PARTS)(serve.worker)
 app.command(rich_help_panel=PARTS)(serve.train)
 app.command(rich_help_panel=PARTS)(probe)
+app.command(rich_help_panel=RUN)(bench)
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """The ledger's rules alone, without wire, disk or other processes.
 
-`ledger_rate` is the whole life of groups: fed, leased, finished, sampled, trained.
+`rules_run` is the whole life of groups: fed, leased, finished, sampled, trained.
 `sample_rule_s` is the trainer's question, asked of ledgers that hold little and much.
 """
 
@@ -9,51 +9,32 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from headrace.bench.groups import (
+    BATCH_SIZE,
+    LINEAGE,
+    PAYLOAD,
+    STORE,
+    WEIGHTS,
+    WORKER,
+    completed,
+    new_prompts,
+)
 from headrace.replay import feeding, leasing, rows, sampling
 from headrace.replay.ledger import Ledger
 from headrace.replay.settings import LedgerSettings
-from headrace.v1 import feeder_pb2, journal_pb2, prompt_pb2, replay_pb2
+from headrace.v1 import feeder_pb2, journal_pb2
 
-BATCH_SIZE = 64
-TRANSITIONS_PER_GROUP = 5
-"""Fed, leased, finished, sampled, trained."""
-LINEAGE = "bench"
-STORE = "store"
-WORKER = "worker"
-PAYLOAD = feeder_pb2.PromptPayload(
-    token_ids=range(32), text="sort 4 1 3 2" * 8, answer="1 2 3 4", data_source="bench"
-)
-WEIGHTS = prompt_pb2.PublishedWeights(
-    id=prompt_pb2.WeightsId(lineage=LINEAGE, version=0), uri="none", checksum="none"
-)
-
-
-def new_prompts(first_ordinal: int, count: int) -> list[replay_pb2.NewPrompt]:
-    """Make prompts as a feeder would."""
-    return [
-        replay_pb2.NewPrompt(uid=f"b{first_ordinal + i}", payload=PAYLOAD) for i in range(count)
-    ]
-
-
-def completed(uid: str, attempt: int, sessions: Sequence[int]) -> list[replay_pb2.CompletedSession]:
-    """Report sessions as a worker would."""
-    lease = replay_pb2.LeaseRef(uid=uid, attempt=attempt)
-    return [
-        replay_pb2.CompletedSession(
-            lease=lease,
-            record=prompt_pb2.SessionRecord(
-                session=session, trajectory_count=1, size_bytes=1024, reward=0.5
-            ),
-        )
-        for session in sessions
-    ]
+NO_PAYLOAD = feeder_pb2.PromptPayload()
 
 
 class PureRun:
     """Plays the feeder, a worker, the store and the trainer against a ledger in memory."""
 
-    def __init__(self, *, n: int, window_size: int) -> None:
+    def __init__(
+        self, *, n: int, window_size: int, payload: feeder_pb2.PromptPayload = PAYLOAD
+    ) -> None:
         """Open the feed, publish the first weights."""
+        self._payload = payload
         self._settings = LedgerSettings(
             n=n, batch_size=BATCH_SIZE, window_size=window_size, threshold=None, strategy="none"
         )
@@ -74,7 +55,7 @@ class PureRun:
             self._ledger,
             self._settings,
             first_ordinal=first,
-            prompts=new_prompts(first, count),
+            prompts=new_prompts(first, count, self._payload),
         )
         self._ledger.take_events()
 
@@ -122,34 +103,32 @@ def _chunks(count: int) -> list[int]:
     return [min(size, count - begun) for begun in range(0, count, size)]
 
 
-def ledger_rate(*, steps: int, n: int = 8) -> float:
-    """Give the transitions per second of a run of so many steps of 64 groups."""
+def rules_run(*, steps: int, n: int = 8) -> None:
+    """Have so many steps of 64 groups: fed, leased, finished, sampled, trained."""
     run = PureRun(n=n, window_size=BATCH_SIZE)
-    begun = time.perf_counter()
     for _ in range(steps):
         run.feed(BATCH_SIZE)
         run.generate(BATCH_SIZE)
         run.sample()
         run.commit()
-    return TRANSITIONS_PER_GROUP * BATCH_SIZE * steps / (time.perf_counter() - begun)
 
 
 def sample_rule_s(live_counts: Sequence[int], *, samples: int) -> dict[int, list[float]]:
     """Time the sampling of 64 groups, in turn in ledgers that hold so many live groups.
 
     Returns:
-        Seconds of each sample, by the number of live groups.
+        CPU seconds of each sample, by the number of live groups: other processes do not count.
 
     """
-    runs = {count: PureRun(n=1, window_size=count) for count in live_counts}
+    runs = {count: PureRun(n=1, window_size=count, payload=NO_PAYLOAD) for count in live_counts}
     for count, run in runs.items():
         run.fill(count)
     seconds: dict[int, list[float]] = {count: [] for count in live_counts}
     for _ in range(samples):
         for count, run in runs.items():
-            begun = time.perf_counter()
+            begun = time.thread_time()
             run.sample()
-            seconds[count].append(time.perf_counter() - begun)
+            seconds[count].append(time.thread_time() - begun)
             run.commit()
             run.feed(BATCH_SIZE)
             run.generate(BATCH_SIZE)

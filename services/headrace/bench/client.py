@@ -1,91 +1,32 @@
-"""The replay buffer in a process of its own, and what the others ask of it.
-
-It is the real one, with its file journal and every append synced.
-"""
+"""A feeder, a worker and a trainer of one run, as far as the replay buffer sees them."""
 
 from __future__ import annotations
 
-import asyncio
-import multiprocessing
-import os
-import sys
-import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from pathlib import Path
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
 
-from bench_ledger import STORE, WEIGHTS, completed, new_prompts
-
-from headrace.config.config import Config
-from headrace.log import configure
-from headrace.replay.process import run
-from headrace.rpc import announce
+from headrace.bench.groups import STORE, WEIGHTS, completed, new_prompts
 from headrace.rpc.calls import persist
-from headrace.rpc.channel import open_channel
-from headrace.rpc.process import ProcessOptions
 from headrace.rpc.waits import Waits
-from headrace.v1 import prompt_pb2, replay_pb2_grpc
+from headrace.v1 import prompt_pb2
 from headrace.v1 import replay_pb2 as pb
 
-SPAWN = multiprocessing.get_context("spawn")
-ROW_COUNT = 10**9
+if TYPE_CHECKING:
+    from headrace.v1 import replay_pb2_grpc
 
-
-def _serve(config_json: str, announcement: str) -> None:
-    configure("replay", "bench", level="error")
-    options = ProcessOptions(name="replay", announce=Path(announcement))
-    sys.exit(asyncio.run(run(Config.model_validate_json(config_json), options)))
-
-
-@asynccontextmanager
-async def running_replay(
-    directory: Path,
-    *,
-    batch_size: int,
-    n: int,
-    window_batches: float,
-    opens_feed: bool = True,
-) -> AsyncIterator[Client]:
-    """Start a replay buffer whose journal lies in the directory, and open a run in it."""
-    directory.mkdir()  # noqa: ASYNC240 (nothing runs beside it)
-    announcement = directory / "replay.json"
-    config = Config.model_validate(
-        {
-            "run": {"run_dir": str(directory), "run_id": "bench"},
-            "data": {"source": {"kind": "jsonl", "path": "none"}, "train_batch_size": batch_size},
-            "model": {"architecture": "gpt2", "tokenizer": {"alphabet": "a", "eos": "."}},
-            "rollout": {"n": n},
-            "sampler": {"max_off_policy_strategy": "none"},
-            "trainer": {"num_warmup_batches": window_batches},
-            "ledger": {"lease_s": 3600.0},
-        }
-    )
-    process = SPAWN.Process(target=_serve, args=(config.model_dump_json(), str(announcement)))
-    process.start()
-    try:
-        while (announced := announce.read(announcement)) is None:  # noqa: ASYNC110 (a file)
-            await asyncio.sleep(0.05)
-        async with open_channel(announced.address) as channel:
-            stub = replay_pb2_grpc.ReplayBufferServiceStub(channel)
-            client = Client(stub, announced.address, announced.pid)
-            await client.open(opens_feed=opens_feed)
-            yield client
-    finally:
-        process.terminate()
-        process.join()
+ROW_COUNT: Final = 10**9
 
 
 class Client:
     """A feeder, a worker and a trainer of one run, without anything of their own to do."""
 
-    def __init__(
-        self, stub: replay_pb2_grpc.ReplayBufferServiceAsyncStub, address: str, pid: int
-    ) -> None:
+    def __init__(self, stub: replay_pb2_grpc.ReplayBufferServiceAsyncStub, address: str) -> None:
         self.stub = stub
         self.address = address
         self.cursor = 0
+        """The next ordinal."""
         self.step = 1
-        self._pid = pid
+        """The current step."""
         self._incarnation = 0
         self._lineage = ""
 
@@ -169,9 +110,3 @@ class Client:
             pb.CommitStepRequest(incarnation=self._incarnation, step=self.step)
         )
         self.step += 1
-
-    def cpu_s(self) -> float:
-        """Give the CPU seconds that this process and the replay buffer's have used so far."""
-        fields = Path(f"/proc/{self._pid}/stat").read_text().rpartition(")")[2].split()
-        ticks = int(fields[11]) + int(fields[12])
-        return time.process_time() + ticks / os.sysconf("SC_CLK_TCK")

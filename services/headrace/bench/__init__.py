@@ -1,0 +1,1 @@
+"""Measures what headrace can do on a machine, beside TransferQueue and a bare pipeline."""
