@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import textwrap
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,10 +22,12 @@ MAIN = """
     from headrace.rpc.process import ProcessOptions
 
     if __name__ == "__main__":
-        part, name, config, announcement = sys.argv[1:]
+        part, name, config, announcement, port = sys.argv[1:]
         configure(name, "test")
         run = importlib.import_module(f"headrace.{part}.process").run
-        options = ProcessOptions(name=name, announce=pathlib.Path(announcement))
+        options = ProcessOptions(
+            name=name, port=int(port), announce=pathlib.Path(announcement)
+        )
         try:
             sys.exit(asyncio.run(run(Config.model_validate_json(config), options)))
         except UsageError as error:
@@ -57,7 +60,15 @@ class Part:
 
 
 @asynccontextmanager
-async def started(part: str, config: Config, directory: Path, name: str) -> AsyncIterator[Part]:
+async def started(
+    part: str,
+    config: Config,
+    directory: Path,
+    name: str,
+    *,
+    port: int = 0,
+    environment: Mapping[str, str] | None = None,
+) -> AsyncIterator[Part]:
     """Start it; it is killed in the end if it still runs."""
     log = directory / f"{name}.log"
     announcement = directory / f"{name}.json"
@@ -70,7 +81,9 @@ async def started(part: str, config: Config, directory: Path, name: str) -> Asyn
             name,
             config.model_dump_json(),
             str(announcement),
+            str(port),
             stderr=file,
+            env={**os.environ, **(environment or {})},
         )
     try:
         yield Part(process, log, announcement)

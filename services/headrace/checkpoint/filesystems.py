@@ -7,6 +7,7 @@ is whole). Knows nothing of checkpoints. All of it blocks: call it from a thread
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
@@ -20,6 +21,8 @@ from headrace.errors import UsageError
 
 TEMPORARY: Final = ".tmp"
 """The end of the name of a file that is being written."""
+REMOVALS: Final = 10
+"""How often a folder is removed in which others still write."""
 
 
 def nothing() -> None:
@@ -131,10 +134,20 @@ class LocalFiles:
             _sync(Path(path).parent)
 
     def remove_tree(self, path: str) -> None:
-        """Remove from the inside out."""
-        if Path(path).exists():
-            shutil.rmtree(path)
-            _sync(Path(path).parent)
+        """Remove from the inside out, more than once if somebody still writes there."""
+        if not Path(path).exists():
+            return
+        for tries_left in reversed(range(REMOVALS)):
+            try:
+                shutil.rmtree(path)
+                break
+            except FileNotFoundError:
+                if not Path(path).exists():
+                    break
+            except OSError as error:
+                if error.errno != errno.ENOTEMPTY or not tries_left:
+                    raise
+        _sync(Path(path).parent)
 
     def move_tree(self, path: str, target: str, *, last: str) -> None:
         """Rename, and sync both folders."""
@@ -164,14 +177,14 @@ class DriverFiles:
         with _driving(path):
             self._driver.makedirs(_parent(path), exist_ok=True)
             written()
-            with self._driver.open(path, "wb") as file:
-                try:
+            try:
+                with self._driver.open(path, "wb") as file:
                     for piece in pieces:
                         file.write(piece)
-                except BaseException:
-                    with suppress(NotImplementedError, AttributeError):
-                        file.discard()
-                    raise
+            except BaseException:
+                with suppress(OSError, NotImplementedError):
+                    self._driver.rm_file(path)  # what a driver makes of half a file
+                raise
         renamed()
 
     def read(self, path: str) -> Iterator[bytes]:

@@ -199,7 +199,11 @@ class Snapshots:
         self.complete_count += 1
 
     async def _give_up(self, why: str) -> None:
-        """End this process's own snapshot, if one is under way; wait for one that is committed."""
+        """End this process's own snapshot, if one is under way; wait for one that is committed.
+
+        What others still write for it goes on: each of them writes one part at a time, and removes
+        what is there before it writes it anew.
+        """
         snapshot, work = self.last, self._work
         if snapshot is None or work is None:
             return
