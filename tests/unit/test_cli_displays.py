@@ -345,7 +345,6 @@ def test_the_end_is_told_as_it_goes(view: View) -> None:
     assert stream.getvalue().splitlines() == [
         "stopping: the trainer is at step 12",
         "saving step 12",
-        "stopping worker-0, worker-1",
     ]
 
 

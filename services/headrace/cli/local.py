@@ -14,7 +14,7 @@ from rich.text import Text
 
 from headrace.cli.diary import LAUNCHER, Diary
 from headrace.cli.display import Display
-from headrace.cli.ending import BROKEN, DONE, USAGE, Ending
+from headrace.cli.ending import BROKEN, DONE, INTERRUPTED, USAGE, Ending
 from headrace.cli.extras import check_installed
 from headrace.cli.fleet import parts, stop_order
 from headrace.cli.live import LiveDisplay
@@ -23,6 +23,7 @@ from headrace.cli.plain import PlainDisplay
 from headrace.cli.preflight import preflight
 from headrace.cli.rundirs import RunLock, forget_addresses, make_run_directory, write_config
 from headrace.cli.session import Session
+from headrace.cli.single import makes_checkpoints
 from headrace.cli.summary import Summary
 from headrace.client.words import dropped_in_words
 from headrace.config.config import Config
@@ -69,6 +70,8 @@ def run_here(path: Path, overrides: Sequence[str], *, plain: bool) -> int:
         console.print(Text(f"error: {line}", style="bold red"))
     for line in ending.log_lines:
         console.print(Text(f"  | {line}", style="dim"))
+    if ending.exit_code == INTERRUPTED and makes_checkpoints(config):
+        console.print(Text("the same command goes on with it"))
     broken = summary.audit is not None and not summary.audit.ok
     return BROKEN if ending.exit_code == DONE and broken else ending.exit_code
 

@@ -47,9 +47,9 @@ class PlainDisplay:
             self.say(one_line(view))
 
     def _say_leaving(self, view: View) -> None:
-        """Say how far the end is, when it is another step of it."""
+        """Say how far the trainer's end is, when it is another step of it; others go quickly."""
         words = progress_in_words(view)
-        if words != self._leaving and view.leaving:
+        if words != self._leaving and "trainer" in view.leaving:
             self._leaving = words
             self.say(words)
 
