@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from headrace.errors import InvalidFieldError
 from headrace.replay.group import LIVE, RUNNING
 from headrace.replay.ledger import Ledger
-from headrace.trajectory.key import TrajectoryKey
+from headrace.trajectory.key import TrajectoryKey, spell
 from headrace.v1 import journal_pb2 as journal
 from headrace.v1 import prompt_pb2
 
@@ -43,6 +43,14 @@ def keys_of(uid: str, record: prompt_pb2.SessionRecord) -> Iterator[TrajectoryKe
             lineage=record.lineage,
             attempt=record.attempt,
         )
+
+
+def refs_of(uid: str, record: prompt_pb2.SessionRecord) -> Iterator[prompt_pb2.TrajectoryRef]:
+    """Refer to a session's trajectories, in order."""
+    session, lineage, attempt = record.session, record.lineage, record.attempt
+    for index in range(record.trajectory_count):
+        key = spell(uid, session, index, lineage, attempt)
+        yield prompt_pb2.TrajectoryRef(key=key, session=session, index=index)
 
 
 def keys_page(ledger: Ledger, *, after_ordinal: int, most: int) -> tuple[list[str], int | None]:

@@ -16,6 +16,11 @@ _SPELLING = re.compile(
 )
 
 
+def spell(uid: str, session: int, index: int, lineage: str, attempt: int) -> str:
+    """Spell a key without making one, where there are thousands; the fields are `TrajectoryKey`'s."""
+    return f"{uid}_{session}_{index}_{lineage}a{attempt}"
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class TrajectoryKey:
     """Names one trajectory; spelled `{uid}_{session}_{index}_{lineage}a{attempt}`.
@@ -36,7 +41,7 @@ class TrajectoryKey:
     """The fencing token of the lease."""
 
     def __str__(self) -> str:
-        return f"{self.uid}_{self.session}_{self.index}_{self.lineage}a{self.attempt}"
+        return spell(self.uid, self.session, self.index, self.lineage, self.attempt)
 
     @classmethod
     def parse(cls, text: str) -> Self:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from headrace.replay import sampling
 from headrace.replay.ending import at_end
 from headrace.replay.group import Group
-from headrace.replay.rows import keys_of
+from headrace.replay.rows import refs_of
 from headrace.replay.service.base import Calls, Context, checked_wait
 from headrace.replay.staleness import span
 from headrace.v1 import prompt_pb2
@@ -77,11 +77,7 @@ class TrainerCalls(Calls):
         return prompt_pb2.SampledGroup(
             uid=group.uid,
             ordinal=group.ordinal,
-            trajectories=[
-                prompt_pb2.TrajectoryRef(key=str(key), session=key.session, index=key.index)
-                for record in records
-                for key in keys_of(group.uid, record)
-            ],
+            trajectories=[ref for record in records for ref in refs_of(group.uid, record)],
             span=span(group.base, step),
             min_version=min(record.min_version for record in records),
             max_version=max(record.max_version for record in records),
