@@ -238,10 +238,14 @@ async def test_puts_and_deletions_around_a_restore_belong_to_the_life_that_they_
         _, missing = await get_trajectories(bench.stub, [*here, *gone, *keys_of(put)])
         assert missing == gone
         # A sweep that has asked about the rows of a life that is over removes none of this one.
-        assert await release(bench) == 0
-        assert await bench.store.delete(keys_of(put), incarnation=first) == 0
         assert bench.store.life.log is not None
         assert len(bench.store.life.log) == len(bench.store.catalogue)
+        assert bench.store.life.log.identity.hold_id == "h1"
+        await hold(bench, "h2")
+        assert bench.store.life.log.identity.hold_id == "h2", "it outlives the process"
+        assert await release(bench, "h2") == 0
+        assert bench.store.life.log.identity.hold_id == ""
+        assert await bench.store.delete(keys_of(put), incarnation=first) == 0
         assert not list((tmp_path / "log").glob("rows-*"))
     # The log that is in place is the last life's; those of the others are gone.
     log = bench.store.life.log
