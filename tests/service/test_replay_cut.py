@@ -16,12 +16,12 @@ from replay_server import Replay, replay_server
 
 from headrace.errors import (
     CannotResumeError,
-    HeadraceError,
     InvalidFieldError,
     SnapshotFailedError,
     SnapshotLostError,
     StepOutOfOrderError,
     TrainerFencedError,
+    WireError,
 )
 from headrace.replay.base import from_base, to_base
 from headrace.replay.compactor import CompactionSettings, Compactor
@@ -40,7 +40,7 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OpenJourn
         yield opens
 
 
-async def refused(call: Awaitable[Any]) -> HeadraceError:
+async def refused(call: Awaitable[Any]) -> WireError | None:
     with pytest.raises(grpc.aio.AioRpcError) as failed:
         await call
     return error_from(failed.value)

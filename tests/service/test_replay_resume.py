@@ -15,12 +15,12 @@ from replay_server import Replay, replay_server
 
 from headrace.errors import (
     CannotResumeError,
-    HeadraceError,
     InvalidFieldError,
     ResumeLostError,
     StepNotCompleteError,
     TrainerFencedError,
     WeightsUnknownError,
+    WireError,
 )
 from headrace.replay.settings import LedgerSettings
 from headrace.rpc.status import error_from
@@ -43,7 +43,7 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OpenJourn
         yield opens
 
 
-async def refused(call: Awaitable[Any]) -> HeadraceError:
+async def refused(call: Awaitable[Any]) -> WireError | None:
     with pytest.raises(grpc.aio.AioRpcError) as failed:
         await call
     return error_from(failed.value)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import islice
 
 from sortedcontainers import SortedDict, SortedKeyList
 
@@ -126,8 +127,9 @@ class GroupTable:
 
     def forget_settled(self, keep: int, *, keep_uncovered: bool = False) -> None:
         """Forget all but the last `keep` settled groups, and what settled since an uncovered one."""
-        while len(self._settled) > keep:
-            group = self._by_uid[next(iter(self._settled))]
+        # In one pass: to look for a dict's first entry again and again costs its size each time.
+        for uid in list(islice(self._settled, max(0, len(self._settled) - keep))):
+            group = self._by_uid[uid]
             if keep_uncovered and self.is_uncovered(group):
                 return
             self._remove_settled(group)
