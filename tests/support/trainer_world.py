@@ -5,6 +5,7 @@ It answers what a trainer asks, as the protos say, and remembers every call.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,13 @@ from typing import Any
 import grpc
 import torch
 from prometheus_client import CollectorRegistry
+from trainer_coordinator import Coordinator
 from transformers import AutoModelForCausalLM
 
 from headrace.rpc.server import bind, create_server
 from headrace.trajectory.chunks import Value, split
 from headrace.v1 import (
+    checkpoint_pb2_grpc,
     feeder_pb2,
     feeder_pb2_grpc,
     prompt_pb2,
@@ -48,14 +51,18 @@ class Peers(
         self.calls: list[tuple[Any, ...]] = []
         self.rows: dict[str, Trajectory] = {}
         self.deleted: list[str] = []
+        self.published: dict[int, str] = {}
+        """SHA-256 of the weights of each version, the last that was published."""
         self.lost: set[str] = set()
         """Trajectories that the store does not have."""
         self.arrival = pb.RegisterTrainerResponse(incarnation=7, lineage="a")
         self.before_sample: Callable[[pb.SampleBatchRequest], pb.SampleBatchResponse | None] = (
             lambda _request: None
         )
+        self.coordinator: Any = None
         self.model: Any = None
         self.version = -1
+        self.lineage = ""
         self.attempt = 0
 
     # The replay buffer.
@@ -78,10 +85,12 @@ class Peers(
         self.calls.append(("publish", weights.id.version))
         directory = await self.locate(weights)
         manifest, checksum = verify(directory)
+        self.published[weights.id.version] = manifest.files["model.safetensors"].sha256
         assert checksum == weights.checksum
         assert (manifest.lineage, manifest.version) == (weights.id.lineage, weights.id.version)
         self.model = AutoModelForCausalLM.from_pretrained(directory).eval()
         self.version = weights.id.version
+        self.lineage = weights.id.lineage
         return pb.PublishWeightsResponse(oldest_needed_version=max(0, self.version - 1))
 
     async def SampleBatch(
@@ -91,6 +100,8 @@ class Peers(
         assert request.incarnation == 7
         if (answer := self.before_sample(request)) is not None:
             return answer
+        if request.step > self.total_steps:
+            return pb.SampleBatchResponse(status=pb.SAMPLE_STATUS_DATA_ENDED)
         self.attempt += 1
         count = GROUPS // request.part_count
         first = ((request.step - 1) * request.part_count + request.part) * count
@@ -160,10 +171,12 @@ class Peers(
 
     def _generate(self, key: str, prompt: list[int]) -> Trajectory:
         ids, logprobs = list(prompt), []
+        # A trainer that goes on gets the batches that it would have got.
+        numbers = torch.Generator().manual_seed(zlib.crc32(key.rpartition("_")[0].encode()))
         for _ in range(LENGTH):
             with torch.no_grad():
                 logits = self.model(input_ids=torch.tensor([ids])).logits[0, -1] / self.temperature
-            token = int(torch.multinomial(logits.softmax(-1), 1))
+            token = int(torch.multinomial(logits.softmax(-1), 1, generator=numbers))
             logprobs.append(float(logits.log_softmax(-1)[token]))
             ids.append(token)
         response = ids[len(prompt) :]
@@ -175,7 +188,9 @@ class Peers(
             logprobs=logprobs,
             loss_mask=[True] * LENGTH,
             reward=response.count(WANTED) / LENGTH,
-            weight_spans=[WeightSpan(lineage="a", version=self.version, begin=0, end=LENGTH)],
+            weight_spans=[
+                WeightSpan(lineage=self.lineage, version=self.version, begin=0, end=LENGTH)
+            ],
             finish_reason=FINISH_REASON_LENGTH,
             temperature=self.temperature,
         )
@@ -185,6 +200,9 @@ async def serve_peers() -> tuple[grpc.aio.Server, str, Peers]:
     """Start a server with peers; return it with its address."""
     server = create_server(CollectorRegistry())
     peers = Peers()  # type: ignore[abstract]  # a trainer asks no more
+    coordinator = Coordinator(peers)  # type: ignore[abstract]
+    peers.coordinator = coordinator
+    checkpoint_pb2_grpc.add_CheckpointCoordinatorServiceServicer_to_server(coordinator, server)
     replay_pb2_grpc.add_ReplayBufferServiceServicer_to_server(peers, server)
     store_pb2_grpc.add_TrajectoryStoreServiceServicer_to_server(peers, server)
     feeder_pb2_grpc.add_PromptFeederServiceServicer_to_server(peers, server)

@@ -72,18 +72,26 @@ def restore(actor: Actor, tensors: Mapping[str, torch.Tensor], updates: int) -> 
         UsageError: the state is of another model. Nothing has changed.
 
     """
-    model = dict(_named(actor.model))
-    _check(model, tensors, MODEL)
-    notes = []
-    with torch.no_grad():
-        for name, tensor in model.items():
-            tensor.copy_(tensors[MODEL + name])
-        if actor.reference is not None:
-            notes += _restore_reference(actor.reference, tensors)
+    fill_model(actor.model, _below(MODEL, tensors))
+    notes = _restore_reference(actor, _below(REFERENCE, tensors))
     _restore_optimizer(actor, tensors)
     actor.updates = updates
     _restore_random(tensors)
     return notes
+
+
+def fill_model(model: Any, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Give a model its parameters and buffers, by its own names.
+
+    Raises:
+        UsageError: they are of another model. Nothing has changed.
+
+    """
+    named = dict(_named(model))
+    _check(named, tensors)
+    with torch.no_grad():
+        for name, tensor in named.items():
+            tensor.copy_(tensors[name])
 
 
 def _state_of(actor: Actor) -> Iterator[tuple[str, torch.Tensor]]:
@@ -120,14 +128,15 @@ def _room_for(tensor: torch.Tensor) -> torch.Tensor:
     )
 
 
-def _check(
-    model: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor], prefix: str
-) -> None:
-    there = {
+def _below(prefix: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {
         name.removeprefix(prefix): tensor
         for name, tensor in tensors.items()
         if name.startswith(prefix)
     }
+
+
+def _check(model: Mapping[str, torch.Tensor], there: Mapping[str, torch.Tensor]) -> None:
     problems = []
     if missing := model.keys() - there.keys():
         problems.append(f"it lacks {_listed(missing)}")
@@ -145,16 +154,15 @@ def _check(
         )
 
 
-def _restore_reference(reference: Any, tensors: Mapping[str, torch.Tensor]) -> list[str]:
-    named = dict(_named(reference))
-    if not any(name.startswith(REFERENCE) for name in tensors):
+def _restore_reference(actor: Actor, tensors: Mapping[str, torch.Tensor]) -> list[str]:
+    if actor.reference is None:
+        return []
+    if not tensors:
         return [
             "the checkpoint has no initial policy, as the run began without algorithm.kl_loss_coef:"
             " the KL is taken to the model as `model` describes it, without a warm start"
         ]
-    _check(named, tensors, REFERENCE)
-    for name, tensor in named.items():
-        tensor.copy_(tensors[REFERENCE + name])
+    fill_model(actor.reference, tensors)
     return []
 
 
