@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headrace.cli.arguments import CaOption, TokenFileOption
-from headrace.cli.look import ReplayOption, RunOption
+from headrace.cli.look import JsonOption, ReplayOption, RunOption
 
 if TYPE_CHECKING:
     from headrace.client.ledger import LiveLedger
@@ -51,11 +51,30 @@ def resume(
     replay: ReplayOption = None,
     token_file: TokenFileOption = None,
     ca: CaOption = None,
+    plan: Annotated[
+        bool,
+        typer.Option(
+            "--plan",
+            help="Change nothing: say what a trainer that came now would go on from. Exits with 3 "
+            "if all checkpoints are damaged.",
+        ),
+    ] = False,
+    json: JsonOption = False,
 ) -> None:
-    """Let a paused run go on.
+    """Let a paused run go on. With --plan: say from which checkpoint a run would go on.
 
-    Example: `headrace resume`
+    A run whose trainer died goes on from its newest checkpoint by itself.
+
+    Example: `headrace resume --plan --run runs/sort-digits`
     """
+    if plan:
+        from headrace.cli.planning import show_plan
+        from headrace.errors import UsageError
+
+        if replay is not None:
+            raise UsageError("--plan reads a run's checkpoints: name its directory with --run")
+        show_plan(run, as_json=json)
+        return
     ledger = _ledger(run, replay, token_file, ca)
     before = ledger.status().paused
     ledger.resume()

@@ -58,7 +58,7 @@ def status(
     answer = found.run.status()
     processes = [answer.process, *other_processes(found.directory, found.security)]
     name = answer.process.run_id or (found.directory.path.name if found.directory else "")
-    _print(answer, status_table(name, answer, processes), as_json=json)
+    print_answer(answer, status_table(name, answer, processes), as_json=json)
 
 
 def where(
@@ -76,7 +76,7 @@ def where(
     from headrace.client.history import history_table
 
     answer = _find(run, replay, token_file, ca).run.where(uid)
-    _print(answer, history_table(answer), as_json=json)
+    print_answer(answer, history_table(answer), as_json=json)
 
 
 def prompts(
@@ -102,7 +102,7 @@ def prompts(
 
     found = _find(run, replay, token_file, ca)
     answer = found.run.page(state=state, reason=reason, size=count, token=page)
-    _print(answer, prompts_table(answer.groups), as_json=json)
+    print_answer(answer, prompts_table(answer.groups), as_json=json)
     if answer.next_page_token and not json:
         typer.echo(f"There are more: add --page {answer.next_page_token}", err=True)
 
@@ -123,7 +123,7 @@ def audit(
     from headrace.client.tables import audit_table
 
     answer = _find(run, replay, token_file, ca).run.audit()
-    _print(answer, audit_table(answer), as_json=json)
+    print_answer(answer, audit_table(answer), as_json=json)
     if not answer.ok:
         raise typer.Exit(BROKEN)
 
@@ -137,7 +137,8 @@ def _find(run: Path | None, replay: str | None, token_file: Path | None, ca: Pat
     return found
 
 
-def _print(answer: Message, table: Text, *, as_json: bool) -> None:
+def print_answer(answer: Message, table: Text, *, as_json: bool) -> None:
+    """Print an answer as a table, or as the JSON that it is."""
     from google.protobuf.json_format import MessageToJson
     from rich.console import Console
 

@@ -8,13 +8,14 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from headrace.cli import certs, configuration, control, look, serve
+from headrace.cli import certs, checkpoints, configuration, control, look, serve
 from headrace.cli.bench import bench
 from headrace.cli.export import export
 from headrace.cli.logtail import ERROR_PREFIX
 from headrace.cli.parent import die_with_parent
 from headrace.cli.probe import probe
 from headrace.cli.run import run
+from headrace.cli.snapshot import snapshot
 from headrace.cli.top.command import top
 
 USAGE = 2
@@ -60,8 +61,9 @@ app.add_typer(configuration.app, name="config", rich_help_panel=RUN)
 app.add_typer(certs.app, name="certs", rich_help_panel=RUN)
 for question in (look.status, top, look.where, look.prompts, look.audit):
     app.command(rich_help_panel=LOOK)(question)
+app.add_typer(checkpoints.app, name="checkpoints", rich_help_panel=LOOK)
 app.command(rich_help_panel=LOOK)(export)
-for wish in (control.pause, control.resume, control.drain):
+for wish in (control.pause, control.resume, control.drain, snapshot):
     app.command(rich_help_panel=CONTROL)(wish)
 app.add_typer(serve.app, name="serve", rich_help_panel=PARTS)
 app.command(rich_help_panel=PARTS)(serve.worker)

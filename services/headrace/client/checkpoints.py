@@ -112,7 +112,11 @@ def _row(checkpoint: pb.Checkpoint) -> tuple[object, ...]:
 
 
 def take_snapshot(
-    channel: Callable[[], grpc.Channel], *, wait_s: float, patience_s: float = 0.0
+    channel: Callable[[], grpc.Channel],
+    *,
+    wait_s: float,
+    patience_s: float = 0.0,
+    watch: Callable[[int, trainer_pb2.GetTrainerStatusResponse], None] | None = None,
 ) -> int:
     """Have the trainer save the step that it is in, and wait for it; give the step.
 
@@ -122,6 +126,7 @@ def take_snapshot(
         channel: Gives the connection to the trainer, wherever it listens now.
         wait_s: How long to wait.
         patience_s: How long the trainer may be away.
+        watch: Told the step, and how the trainer is, each time it is looked at.
 
     Raises:
         SnapshotFailedError: it could not be saved, or the run makes no checkpoints.
@@ -134,6 +139,8 @@ def take_snapshot(
         stub = trainer_pb2_grpc.TrainerServiceStub(channel())
         request = trainer_pb2.GetTrainerStatusRequest()
         now = ask(stub.GetTrainerStatus, request, who="the trainer", patience_s=patience_s)
+        if watch is not None:
+            watch(step, now)
         if now.saved_step >= step:
             return now.saved_step
         failed = _FAILED.match(now.snapshot_error)
