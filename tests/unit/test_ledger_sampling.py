@@ -14,8 +14,9 @@ from headrace.errors import (
 )
 from headrace.replay import dropping, rows, sampling
 from headrace.replay.group import FINISHED, PENDING, SAMPLED, TRAINED
+from headrace.replay.ledger import Ledger
 from headrace.replay.staleness import span
-from headrace.v1 import prompt_pb2, replay_pb2
+from headrace.v1 import journal_pb2, prompt_pb2, replay_pb2
 
 READY = replay_pb2.SAMPLE_STATUS_READY
 WAITING = replay_pb2.SAMPLE_STATUS_WAITING
@@ -103,15 +104,26 @@ def test_a_new_trainer_gets_back_what_the_old_one_had_sampled() -> None:
     world.feed()
     world.generate()
     before = uids(world.sample())
+    old = world.ledger.trainer_incarnation
     sampling.register_trainer(world.ledger, "t2")
     assert all(world.ledger.groups[uid].state == FINISHED for uid in before)
     with pytest.raises(TrainerFencedError):
-        sampling.check_trainer(world.ledger, 1)
+        sampling.check_trainer(world.ledger, old)
     with pytest.raises(TrainerFencedError):
         sampling.register_trainer(world.ledger, "t1")
     sampling.register_trainer(world.ledger, "t2")
-    sampling.check_trainer(world.ledger, 2)
+    sampling.check_trainer(world.ledger, old + 1)
     assert uids(world.sample()) == before
+
+
+def test_a_trainer_of_a_journal_that_was_lost_is_not_taken_for_one_of_the_next() -> None:
+    incarnations = []
+    for lineage in ("l0", "l1"):
+        ledger = Ledger(journal_pb2.RunOpened(run_id="r", lineage=lineage, n=2))
+        sampling.register_trainer(ledger, "t1")
+        incarnations.append(ledger.trainer_incarnation)
+    with pytest.raises(TrainerFencedError):
+        sampling.check_trainer(ledger, incarnations[0])
 
 
 def test_sampled_groups_whose_rows_were_lost_meanwhile_are_generated_again() -> None:

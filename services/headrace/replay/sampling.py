@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -47,9 +48,17 @@ def register_trainer(ledger: Ledger, trainer_id: str) -> None:
         return
     if trainer_id in ledger.former_trainers:
         raise TrainerFencedError("a newer trainer has registered", trainer_id=trainer_id)
-    ledger.emit(
-        journal.TrainerRegistered(trainer_id=trainer_id, incarnation=ledger.trainer_incarnation + 1)
-    )
+    before = ledger.trainer_incarnation or _first_incarnation(ledger)
+    ledger.emit(journal.TrainerRegistered(trainer_id=trainer_id, incarnation=before + 1))
+
+
+def _first_incarnation(ledger: Ledger) -> int:
+    """Give the number that a journal's trainers are counted from.
+
+    Each journal has its own: a trainer that outlived a journal which was lost is not taken for one
+    of the next.
+    """
+    return (zlib.crc32(ledger.lineages[0].id.encode()) & 0xFFFFFF) * 1000
 
 
 def check_trainer(ledger: Ledger, incarnation: int) -> None:
