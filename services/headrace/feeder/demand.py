@@ -147,8 +147,8 @@ class Feed:
 
     async def _turn(self) -> bool:
         """Meet the demand there is; say whether the run has ended."""
-        wanted = await self._await_demand()
         try:
+            wanted = await self._await_demand()
             if wanted.ended:
                 await self._register(self._surplus(wanted.surplus_count))
                 return not wanted.surplus_count

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headrace.errors import FeedNotOpenError
 from headrace.replay import feeding
 from headrace.replay.service.base import Calls, Context, checked_wait
 from headrace.v1 import replay_pb2 as pb
@@ -35,6 +36,8 @@ class FeederCalls(Calls):
         self._buffer.peers.hear("feeder", request.address)
 
         def answer() -> pb.AwaitDemandResponse:
+            if not self._ledger.feed.total_steps:
+                raise FeedNotOpenError("OpenFeed comes before AwaitDemand")
             return pb.AwaitDemandResponse(
                 demand=feeding.demand(self._ledger, self._settings),
                 cursor=self._ledger.cursor,
