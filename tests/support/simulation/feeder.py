@@ -33,9 +33,9 @@ class Feeder(Party):
         yield from self._open()
         while True:
             request = pb.AwaitDemandRequest(wait_s=POLL_TICKS * TICK_S)
-            wanted = yield from self.ask("replay", "AwaitDemand", request, POLL_TICKS)
-            self._move_to(wanted.cursor)
             try:
+                wanted = yield from self.ask("replay", "AwaitDemand", request, POLL_TICKS)
+                self._move_to(wanted.cursor)
                 if wanted.ended:
                     if not wanted.surplus_count:
                         self.world.feeder_is_done = True

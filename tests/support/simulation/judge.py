@@ -28,7 +28,7 @@ from simulation.model import (
     check,
 )
 from simulation.scenario import B, N
-from simulation.storage import PARTS
+from simulation.storage import PARTS, TORN
 
 if TYPE_CHECKING:
     from simulation.replay import Replay
@@ -147,8 +147,8 @@ class Judge:
 
     def replied(self, replay: Replay, call: Call, method: str, request: Any, answer: Any) -> None:
         """What an answer says is durable."""
-        if replay.journal is not self.world.journal:
-            return  # of a journal that is lost
+        if replay.journal is not self.world.journal or replay.is_fenced:
+            return  # it tells what was, to those who still ask it
         look = _ANSWERS.get(method)
         if look:
             look(self, call, request, answer)
@@ -220,7 +220,7 @@ class Judge:
 
     def trainer_loaded(self, trainer: Trainer, plan: Any) -> None:
         """A trainer goes on: what its weights saw is what the ledger says was trained."""
-        if plan.lineage == self.model.lineage:
+        if plan.state.lineage == self.model.lineage:
             self._compare(trainer.seen, "I3: a trainer's state")
 
     def loaded_weights(self, worker: Party, weights: Any) -> None:
@@ -257,20 +257,23 @@ class Judge:
 
     # -- rows
 
-    def deleted(self, store: Store, key: str, by: Party | None) -> None:
-        """A row goes: nobody needs it."""
-        model = self.model
-        if store.disk.incarnation != model.store:
-            return
-        uid = key.split("_")[0]
-        group = model.groups.get(uid)
-        if group is None or group.state not in LIVE:
-            return
-        if any(session.key == key for session in group.sessions.values()):
-            late = by is not None and by is not store
-            check(late, f"I8: {key} is swept, and {uid} is {group.state}")
-            self._gone_late.add(key)
-            self.counts["rows_deleted_late"] += 1
+    def _said_dead(self, call: Call, request: Any, answer: Any) -> None:
+        dead = set(answer.dead_keys)
+        for group in self.model.groups.values() if dead else ():
+            if group.state in LIVE and group.incarnation == request.store_incarnation:
+                for session in group.sessions.values():
+                    check(session.key not in dead, f"I8: {session.key} is called dead")
+
+    def deleted(self, store: Store, key: str) -> None:
+        """A row goes. Nobody needed it when that was asked for; since then it may have come back.
+
+        A trainer that finds it missing says so, and it is made again.
+        """
+        group = self.model.groups.get(key.split("_")[0])
+        if group and group.state in LIVE and store.disk.incarnation == self.model.store:
+            if any(session.key == key for session in group.sessions.values()):
+                self._gone_late.add(key)
+                self.counts["rows_deleted_late"] += 1
 
     def check_rows(self) -> None:
         """All rows that live groups record are in the store, once nothing is pending."""
@@ -320,11 +323,12 @@ class Judge:
 
     # -- checkpoints
 
-    def manifest_written(self, uri: str) -> None:
+    def manifest_written(self, step: int) -> None:
         """A checkpoint is complete: all of its parts are of one cut."""
-        storage = self.world.storage
-        check(not storage.problem(uri), f"I9: {uri}: {storage.problem(uri)}")
-        directory = storage.directories[uri]
+        storage, uri = self.world.storage, self.world.storage.uri(step)
+        check(not any(part is TORN for part in storage.directories[step].parts.values()), "I9: torn")
+        check(not storage.look(step).problems, f"I9: {uri}: {storage.look(step).problems}")
+        directory = storage.directories[step]
         manifest, parts = directory.manifest, directory.parts
         assert manifest
         check(set(parts) >= set(PARTS), f"I9: {uri} has {sorted(parts)}")
@@ -361,12 +365,12 @@ class Judge:
                 check(same, f"I9: the ledger of {uri} has {group.uid} as {state_name(its.state)}")
         check(base.cursor == cut.cursor, f"I9: the cursor of {uri} is another")
 
-    def latest_written(self, lineages: tuple[tuple[str, int], ...]) -> None:
+    def latest_written(self) -> None:
         """The pointer names a checkpoint that is whole."""
         storage = self.world.storage
         if storage.latest is not None:
-            problem = storage.problem(storage.uri(storage.latest))
-            check(not problem, f"I9: the newest checkpoint is damaged: {problem}")
+            found = storage.look(storage.latest)
+            check(found.manifest is not None, "I9: the pointer names what is no checkpoint")
 
     # -- the end
 
@@ -403,4 +407,5 @@ _ANSWERS: Mapping[str, Callable[[Judge, Call, Any, Any], None]] = {
     "BeginResume": Judge._said_resume,
     "AdvanceResume": Judge._said_resume,
     "RollBack": Judge._said_resume,
+    "FindDeadTrajectories": Judge._said_dead,
 }

@@ -90,7 +90,7 @@ class Model:
     @property
     def lineage(self) -> str:
         """The current time line."""
-        return self.lineages[-1][0]
+        return self.lineages[-1][0] if self.lineages else ""
 
     @property
     def open_count(self) -> int:
@@ -178,8 +178,8 @@ class Model:
 
     def _on_prompts_registered(self, event: journal_pb2.PromptsRegistered) -> None:
         check(event.first_ordinal == self.cursor, "I12: the feed has a hole, or a repeat")
-        check(self.resume_phase >= WARMUP, "I5: fed while the run is being resumed")
         wanted = sum(not prompt.drop_reason for prompt in event.prompts)
+        check(not wanted or self.resume_phase >= WARMUP, "I5: fed while the run is being resumed")
         room = max(0, self.target - self.occupancy)
         check(wanted <= room, f"I5: {wanted} prompts fed, {room} were wanted")
         for offset, prompt in enumerate(event.prompts):
@@ -409,7 +409,7 @@ class Model:
         for change in event.groups:
             group = self._move(
                 change.uid, FINISHED if len(change.sessions) == N else PENDING,
-                PENDING, RUNNING, FINISHED, SAMPLED, TRAINED,
+                PENDING, RUNNING, FINISHED, FAILED, SAMPLED, TRAINED,
             )  # fmt: skip
             if group.step:
                 check(group.step > fork or group.state != TRAINED, f"I3: {group.uid} was trained")
@@ -434,7 +434,9 @@ class Model:
             check(group.state not in (RUNNING, SAMPLED), f"I6: {group.uid} is still {group.state}")
             if group.state == TRAINED:
                 check(group.step <= fork, f"I3: {group.uid} of step {group.step} stays trained")
-            for session in group.sessions.values() if group.state in LIVE else ():
+            # What is FAILED is dropped before anything goes on, unless the circuit is open.
+            live = LIVE if self.circuit_open else (PENDING, RUNNING, FINISHED, SAMPLED)
+            for session in group.sessions.values() if group.state in live else ():
                 check(session.max_version <= fork, f"I14: {session.key} is of later weights")
 
     def _on_rows_lost(self, event: journal_pb2.RowsLost) -> None:

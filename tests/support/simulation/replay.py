@@ -11,12 +11,18 @@ from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from headrace.errors import CannotResumeError, HeadraceError, SnapshotFailedError, WriterFencedError
+from headrace.errors import (
+    CannotResumeError,
+    HeadraceError,
+    NotReadyError,
+    SnapshotFailedError,
+    WriterFencedError,
+)
 from headrace.replay.base import to_base
 from headrace.replay.buffer import ReplayBuffer
 from headrace.replay.compactor import CompactionSettings, Compactor
 from headrace.replay.deadlines import LeaseDeadlines
-from headrace.replay.journal.base import Journal
+from headrace.replay.journal.base import Journal, JournalDamagedError
 from headrace.replay.load import load_until, open_ledger
 from headrace.replay.polls import Alike, Look, unlike_others
 from headrace.replay.service import coordinator
@@ -93,6 +99,7 @@ class Replay(Party):
         scenario = world.scenario
         self.journal: MemoryJournal = world.journal
         self.journal.writer_epoch += 1
+        self.epoch = self.journal.writer_epoch
         self.serving: Party | None = None
         """Whose call is being served."""
         self.newest_trainer: Party | None = world.judge.newest_trainer
@@ -144,7 +151,12 @@ class Replay(Party):
     async def _served(self, method: str, request: Any, call: Call) -> Any:
         """Serve, and show the judge what is answered as it leaves."""
         work = getattr(self._service, method)(request, None)
-        answer = await _Relay(self, work, call.caller)
+        try:
+            answer = await _Relay(self, work, call.caller)
+        except JournalDamagedError:
+            if self.is_fenced:  # the newer life has compacted what this one looks for
+                raise NotReadyError("fenced") from None
+            raise
         self.world.judge.replied(self, call, method, request, answer)
         return answer
 
@@ -153,6 +165,11 @@ class Replay(Party):
         queued = self.committer.queued_count
         if queued and self.rng.random() < 0.5:
             self.committer.tear(self.rng.randrange(queued + 1))
+
+    @property
+    def is_fenced(self) -> bool:
+        """Whether a newer life has the journal."""
+        return self.epoch != self.journal.writer_epoch
 
     # -- what the buffer wants
 
@@ -212,7 +229,7 @@ class Replay(Party):
         self.world.later(EXPIRE_EVERY_TICKS + frozen, self._tick)
 
     def _compact(self) -> Any:
-        if self.journal.writer_epoch == self.committer._epoch:
+        if not self.is_fenced:
             yield from self._compactor.compact().__await__()
 
 

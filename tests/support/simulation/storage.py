@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass, field
 from typing import Any
+
+from headrace.checkpoint.directory import Found
+from headrace.checkpoint.manifest import Manifest
 
 
 class Damaged(Exception):
     """A part is missing, or is not what its manifest says."""
-
-
-@dataclass(frozen=True)
-class Manifest:
-    """What makes a directory a checkpoint."""
-
-    snapshot_id: str
-    step: int
-    lineages: tuple[tuple[str, int], ...]
-    """(id, fork step), oldest first."""
-    store_incarnation: str
-    digests: dict[str, int]
-    """By part."""
-
-    @property
-    def lineage(self) -> str:
-        """The time line of the step."""
-        return self.lineages[-1][0]
 
 
 @dataclass
@@ -39,6 +25,9 @@ class Directory:
 class _Torn:
     """What a part is while it is being written, or after its bytes were hurt."""
 
+    def __repr__(self) -> str:
+        return "torn"
+
 
 TORN = _Torn()
 PARTS = ("ledger", "store", "trainer")
@@ -48,8 +37,8 @@ class Storage:
     """`checkpoint.storage`."""
 
     def __init__(self) -> None:
-        self.directories: dict[str, Directory] = {}
-        """By uri."""
+        self.directories: dict[int, Directory] = {}
+        """By step."""
         self.abandoned: list[Directory] = []
         self.latest: int | None = None
 
@@ -60,7 +49,7 @@ class Storage:
 
     def write(self, uri: str, part: str, content: Any) -> None:
         """Write a part as a whole."""
-        self.directories.setdefault(uri, Directory()).parts[part] = content
+        self.directories.setdefault(_step(uri), Directory()).parts[part] = content
 
     def read(self, uri: str, part: str) -> Any:
         """Read a part.
@@ -69,42 +58,52 @@ class Storage:
             Damaged: it is not there, or not whole.
 
         """
-        directory = self.directories.get(uri)
+        directory = self.directories.get(_step(uri))
         content = directory.parts.get(part) if directory else None
         if content is None or content is TORN:
             raise Damaged(f"{uri}/{part}")
         return content
 
-    def remove(self, uri: str) -> None:
+    def remove(self, step: int) -> None:
         """Remove a directory, the manifest first."""
-        self.directories.pop(uri, None)
+        self.directories.pop(step, None)
 
-    def move_aside(self, uri: str) -> None:
+    def move_aside(self, step: int) -> None:
         """Move a directory to `abandoned/`."""
-        self.abandoned.append(self.directories.pop(uri))
+        self.abandoned.append(self.directories.pop(step))
 
-    def problem(self, uri: str) -> str:
-        """Say what is wrong with a checkpoint; empty if it is whole."""
-        directory = self.directories.get(uri)
+    def manifest(self, step: int) -> Manifest | None:
+        """Give a step's manifest, if there is one."""
+        directory = self.directories.get(step)
+        return directory.manifest if directory else None
+
+    def look(self, step: int, *, read: bool = True) -> Found:
+        """Look at a step's checkpoint; `read` = at every byte of it."""
+        directory, uri = self.directories.get(step), self.uri(step)
         if directory is None or directory.manifest is None:
-            return "there is no manifest"
-        for part in PARTS:
-            content = directory.parts.get(part)
-            if content is None or content is TORN:
-                return f"{part} is damaged"
-            if digest_of(content) != directory.manifest.digests[part]:
-                return f"{part} is not what it was"
-        return ""
+            return Found(step, uri, None, ("there is no manifest",), unfinished=True)
+        problems = tuple(self._problems(directory)) if read else ()
+        return Found(step, uri, directory.manifest, problems)
 
-    def manifests(self) -> list[Manifest]:
-        """Give all, newest step first, whole or not."""
-        found = [each.manifest for each in self.directories.values() if each.manifest]
-        return sorted(found, key=lambda manifest: -manifest.step)
+    def find(self) -> list[Found]:
+        """Look at all manifests, newest step first."""
+        return [self.look(step, read=False) for step in sorted(self.directories, reverse=True)]
+
+    @staticmethod
+    def _problems(directory: Directory) -> list[str]:
+        assert directory.manifest
+        return [
+            f"{part.name} is damaged"
+            for part in directory.manifest.parts
+            if digest_of(directory.parts.get(part.name)) != part.files[0].sha256
+        ]
 
 
-def digest_of(content: Any) -> int:
+def digest_of(content: Any) -> str:
     """Digest a part's content; the same in every process."""
-    import zlib
-
     data = content if isinstance(content, bytes) else repr(content).encode()
-    return zlib.crc32(data)
+    return f"{zlib.crc32(data):08x}"
+
+
+def _step(uri: str) -> int:
+    return int(uri.rpartition("_")[2])

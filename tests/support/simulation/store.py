@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,6 @@ from headrace.errors import (
     KeyExistsError,
     NotReadyError,
     SnapshotFailedError,
-    WireError,
 )
 from headrace.v1 import replay_pb2 as pb
 from simulation.engine import PAUSE, TICK_S, Party, Work
@@ -39,6 +39,10 @@ class Disk:
 
     incarnation: str = ""
     rows: dict[str, Row] = field(default_factory=dict)
+    is_restored: bool = False
+    """Whether the rows are of a checkpoint, and the ledger does not know of them yet."""
+    hold: tuple[str, int] = ("", 0)
+    """The hold under which they were restored, and the tick at which it is over."""
 
 
 class Store(Party):
@@ -55,9 +59,8 @@ class Store(Party):
         if not self.disk.incarnation:
             self.disk.incarnation = f"s{world.token()}"
         self._put_at = dict.fromkeys(self.disk.rows, world.tick)
-        self._hold_id = ""
-        self._hold_until = 0
-        self._noted: dict[str, Party | None] = {}
+        self._hold_id, self._hold_until = self.disk.hold if self.disk.is_restored else ("", 0)
+        self._noted: dict[str, None] = {}
         self._restored_by = ""
         self._is_busy = False
 
@@ -75,26 +78,30 @@ class Store(Party):
         return self.disk.rows
 
     def _register(self) -> Work:
-        incarnation = ""
-        while incarnation != self.disk.incarnation:
-            incarnation = self.disk.incarnation
-            request = pb.RegisterStoreRequest(
-                store_incarnation=incarnation, capacity_bytes=CAPACITY_BYTES
-            )
-            yield from self.ask("replay", "RegisterStore", request)
+        """Tell the replay buffer which life this is, once no hold keeps a restored one back."""
+        while self._is_held and self.disk.is_restored:
+            yield ("sleep", 30)
+        self.disk.is_restored = False
+        request = pb.RegisterStoreRequest(
+            store_incarnation=self.disk.incarnation, capacity_bytes=CAPACITY_BYTES
+        )
+        yield from self.ask("replay", "RegisterStore", request)
 
     def _sweep(self) -> Work:
+        """Remove what nobody refers to; under a hold nothing."""
         while True:
             yield ("sleep", SWEEP_EVERY_TICKS)
-            if not self._is_held and self._noted:
-                self._delete_now(self._take_noted())
-            oldest = self.world.tick - GRACE_TICKS
+            if self._is_held:
+                continue
+            self._delete_noted()
+            # A replay buffer that lost its journal does not know the store any more.
+            yield from self._register()
+            oldest, incarnation = self.world.tick - GRACE_TICKS, self.disk.incarnation
             keys = [key for key, at in self._put_at.items() if at <= oldest]
-            request = pb.FindDeadTrajectoriesRequest(
-                store_incarnation=self.disk.incarnation, keys=keys
-            )
+            request = pb.FindDeadTrajectoriesRequest(store_incarnation=incarnation, keys=keys)
             answer = yield from self.ask("replay", "FindDeadTrajectories", request)
-            self._delete(dict.fromkeys(answer.dead_keys, self))
+            if not self._is_held and incarnation == self.disk.incarnation:
+                self._delete_now(answer.dead_keys)
 
     # -- rows
 
@@ -113,27 +120,31 @@ class Store(Party):
         """Read rows; gives those that are there."""
         return {key: self.rows[key] for key in keys if key in self.rows}
 
-    def delete(self, request: tuple[list[str], Party]) -> Any:
-        """Delete rows, as a trainer asks."""
-        keys, by = request
-        self._delete(dict.fromkeys(keys, by))
+    def delete(self, keys: list[str]) -> Any:
+        """Delete rows, as a trainer asks; under a hold, when it is over."""
+        if self._is_held:
+            self._noted.update(dict.fromkeys(key for key in keys if key in self.rows))
+        else:
+            self._delete_now(keys)
         return len(keys)
+
+    def status(self, _: None) -> Any:
+        """Say which life this is, and how many rows it holds."""
+        return self.disk.incarnation, len(self.rows)
 
     def check(self, keys: list[str]) -> Any:
         """Name the keys that are not there, and this life."""
         return [key for key in keys if key not in self.rows], self.disk.incarnation
 
-    def _delete(self, keys: dict[str, Party | None]) -> None:
-        if self._is_held:
-            self._noted.update(keys)
-        else:
-            self._delete_now(keys)
-
-    def _delete_now(self, keys: dict[str, Party | None]) -> None:
-        for key, by in keys.items():
+    def _delete_now(self, keys: Iterable[str]) -> None:
+        for key in keys:
             if key in self.rows:
-                self.world.judge.deleted(self, key, by)
+                self.world.judge.deleted(self, key)
                 del self.rows[key], self._put_at[key]
+
+    def _delete_noted(self) -> None:
+        noted, self._noted = self._noted, {}
+        self._delete_now(noted)
 
     # -- holds
 
@@ -141,21 +152,19 @@ class Store(Party):
     def _is_held(self) -> bool:
         return bool(self._hold_id) and self.world.tick < self._hold_until
 
-    def _take_noted(self) -> dict[str, Party | None]:
-        noted, self._noted = self._noted, {}
-        return noted
-
     def hold(self, request: tuple[str, float]) -> Any:
         """Hold deletions back; answers with the incarnation, and whether there are rows."""
         self._hold_id, hold_s = request
         self._hold_until = self.world.tick + int(hold_s / TICK_S)
         return self.disk.incarnation, bool(self.rows)
 
-    def release(self, hold_id: str) -> Any:
-        """End the hold."""
+    def release(self, hold_id: str) -> Work:
+        """End the hold, once nothing is being saved under it."""
+        yield from self._turn()
+        self._is_busy = False
         if hold_id == self._hold_id:
             self._hold_id = ""
-            self._delete_now(self._take_noted())
+            self._delete_noted()
 
     # -- checkpoints
 
@@ -189,6 +198,8 @@ class Store(Party):
                 raise CannotResumeError(f"{error} is damaged") from error
             yield PAUSE
             self.disk.incarnation = f"s{self.world.token()}"
+            self.disk.is_restored = True
+            self.disk.hold = (self._hold_id, self._hold_until)
             self.disk.rows.clear()
             self._put_at.clear()
             self._noted.clear()
@@ -210,8 +221,3 @@ class Store(Party):
         if self._is_busy and method in ("put", "delete", "check", "get"):
             raise NotReadyError("the store is busy")
         return super().serve(method, request, call)
-
-
-def refused(error: WireError) -> bool:
-    """Whether asking again is of no use."""
-    return not isinstance(error, NotReadyError)

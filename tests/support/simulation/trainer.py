@@ -5,16 +5,17 @@ from __future__ import annotations
 import zlib
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from headrace.checkpoint.plan import BEGIN, FINISHED
 from headrace.errors import (
     SnapshotFailedError,
     SnapshotLostError,
+    StepNotCompleteError,
     StepOutOfOrderError,
     TrainerFencedError,
-    WireError,
 )
 from headrace.v1 import prompt_pb2, resume_pb2
 from headrace.v1 import replay_pb2 as pb
-from simulation.engine import LOST, PAUSE, TICK_S, Party, Work
+from simulation.engine import PAUSE, TICK_S, Party, Work
 
 if TYPE_CHECKING:
     from simulation.world import World
@@ -43,6 +44,10 @@ class Trainer(Party):
     def ended(self, thread: Any, error: BaseException | None) -> None:
         if isinstance(error, TrainerFencedError):
             self.world.trainer_left(self)
+        elif isinstance(error, StepNotCompleteError):
+            # A ReturnGroups that was given up came late, after its groups were sampled again.
+            self.world.judge.counts["trainer_gave_up"] += 1
+            self.world.trainer_left(self)
         else:
             super().ended(thread, error)
 
@@ -56,17 +61,17 @@ class Trainer(Party):
         registered = yield from self.ask("replay", "RegisterTrainer", request)
         self.incarnation = registered.incarnation
         plan = yield from self._resume(resume_pb2.RESUME_PHASE_WEIGHTS)
-        if plan.action == "finished":
+        if plan.action == FINISHED:
             self.world.trainer_is_done(self)
             return
-        if plan.action == "begin":
+        if plan.action == BEGIN:
             self.lineage = registered.lineage
         else:
-            self.lineage, self.seen = plan.lineage, plan.part
+            self.lineage, self.seen = plan.state.lineage, plan.seen
             self._saved_step = self.step
             self.world.judge.trainer_loaded(self, plan)
         yield from self._publish()
-        if plan.action != "begin":
+        if plan.action != BEGIN:
             yield from self._resume(resume_pb2.RESUME_PHASE_OPEN)
         while (yield from self._train_step()):
             pass
@@ -75,9 +80,9 @@ class Trainer(Party):
     def _resume(self, until: int) -> Work:
         while True:
             plan = yield from self.ask(
-                "coordinator", "resume", (self.incarnation, until, self), POLL_TICKS
+                "coordinator", "resume", (self.incarnation, until), POLL_TICKS
             )
-            if plan.action in ("begin", "finished") or plan.phase >= until:
+            if plan.has_nothing_to_do or plan.phase >= until:
                 return plan
 
     def _publish(self) -> Work:
@@ -107,7 +112,7 @@ class Trainer(Party):
         self.world.judge.committed(self)
         yield from self._publish()
         if keys:
-            yield ("call", "store", "delete", (keys, self), POLL_TICKS)
+            yield ("call", "store", "delete", keys, POLL_TICKS)
         scenario = self.world.scenario
         if scenario.save_freq and (step % scenario.save_freq == 0 or committed.ended):
             yield from self._begin_snapshot()
@@ -165,8 +170,7 @@ class Trainer(Party):
         uri = self.world.storage.uri(step)
         yield PAUSE
         if self.world.write_fails():
-            yield ("call", "coordinator", "part_failed", snapshot_id, POLL_TICKS)
-            return
+            return  # the coordinator gives it up at its deadline
         self.world.tear(uri, "trainer")
         yield PAUSE
         self.world.storage.write(uri, "trainer", seen)
@@ -194,8 +198,3 @@ class Trainer(Party):
         request = pb.EndRunRequest(incarnation=self.incarnation)
         yield from self.ask("replay", "EndRun", request)
         self.world.trainer_is_done(self)
-
-
-def is_refusal(answer: Any) -> bool:
-    """Whether a call was refused."""
-    return answer is not LOST and isinstance(answer, WireError)

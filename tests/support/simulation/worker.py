@@ -71,9 +71,9 @@ class Worker(Party):
             if answer.ended:
                 yield ("sleep", POLL_TICKS)
             elif answer.leases:
-                yield from self._see_through(answer.leases)
+                yield from self._see_through(answer.leases, weights.id)
 
-    def _see_through(self, leases: Any) -> Work:
+    def _see_through(self, leases: Any, leased_with: prompt_pb2.WeightsId) -> Work:
         """Generate, deliver, and end what failed or is not worth going on with."""
         held = list(leases)
         if self.rng.random() < 0.3:
@@ -90,12 +90,14 @@ class Worker(Party):
         while held:
             some = held[: 1 + int(self.rng.random() * len(held))]
             held = held[len(some) :]
-            yield from self._deliver(some, ends)
+            yield from self._deliver(some, leased_with, ends)
         if ends:
             request = pb.EndLeasesRequest(worker_id=self.worker_id, leases=ends)
             yield from self.ask("replay", "EndLeases", request)
 
-    def _deliver(self, leases: list[Any], ends: list[pb.EndedLease]) -> Work:
+    def _deliver(
+        self, leases: list[Any], leased_with: prompt_pb2.WeightsId, ends: list[pb.EndedLease]
+    ) -> Work:
         """Make the missing sessions of some leases, put them, complete them."""
         hands_back = self.world.faults_on and self.rng.random() < 0.03
         rows: dict[str, Row] = {}
@@ -104,6 +106,11 @@ class Worker(Party):
             yield PAUSE
             weights = self._weights
             assert weights
+            if weights.id.lineage != lease.lineage and weights.id != leased_with:
+                # The call had waited since older weights; a rollback has let it through.
+                ends.append(pb.EndedLease(lease=_ref(lease), end=pb.LEASE_END_RETURNED))
+                self.world.judge.counts["weights_of_another_line"] += 1
+                continue
             failed = False
             for session in lease.missing_sessions:
                 if hands_back and self.rng.random() < 0.5:

@@ -142,19 +142,21 @@ class World(Engine):
         self.storage.write(uri, part, TORN)
 
     def damage_checkpoint(self) -> None:
-        """Hurt the newest checkpoint, if there is another one to go back to."""
-        whole = [
-            manifest
-            for manifest in self.storage.manifests()
-            if not self.storage.problem(self.storage.uri(manifest.step))
-        ]
+        """Hurt the newest checkpoint, if there is another one to go back to.
+
+        Not while a resume is under way: one whose checkpoint was read and then hurt is refused.
+        """
+        coordinator = self.parties["coordinator"]
+        if not isinstance(coordinator, Coordinator) or coordinator.is_resuming:
+            return
+        found = [self.storage.look(step) for step in sorted(self.storage.directories)]
+        whole = [one.step for one in found if one.manifest and not one.problems]
         ledger = self.parties["replay"]
         assert isinstance(ledger, Replay)
         covered = ledger.buffer.ledger.groups.covered_step
-        if len(whole) > 1 and whole[-1].step >= covered:
-            uri = self.storage.uri(whole[0].step)
+        if len(whole) > 1 and whole[-2] >= covered:
             part = self.rng.choice(["ledger", "store", "trainer"])
-            self.storage.directories[uri].parts[part] = TORN
+            self.storage.directories[whole[-1]].parts[part] = TORN
             self.judge.counts["damaged"] += 1
 
     # -- judging
