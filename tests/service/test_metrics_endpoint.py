@@ -78,7 +78,12 @@ def config(directory: Path, **endpoints: str) -> Config:
         },
         "rollout": {"n": 2, "engine": {"kind": "scripted", "mean_latency_s": 0.01}},
         "reward": {"kind": "positional"},
-        "trainer": {"num_warmup_batches": 1, "threads": 1, "tensorboard": False},
+        "trainer": {
+            "num_warmup_batches": 1,
+            "threads": 1,
+            "tensorboard": False,
+            "save_freq": -1,
+        },
         "sampler": {"max_off_policy_threshold": 4},
         "endpoints": endpoints,
     }
