@@ -70,7 +70,7 @@ async def test_a_run_with_token_and_tls_on_all_addresses_trains_to_its_end(
     events = [json.loads(line) for line in lines if line.startswith("{")]
     assert [event for event in events if event["event"] == "caller_refused"] == []
     listening = [event["address"] for event in events if event["event"] == "listening"]
-    assert len(listening) == 5
+    assert len(listening) == 6
     assert {address.rpartition(":")[0] for address in listening} == {"0.0.0.0"}
     token = Security.for_tool(token_file=made.token).token
     assert token not in said + "".join(logs)

@@ -141,7 +141,8 @@ class LauncherConfig(Section):
     """How `headrace run` looks after its children."""
 
     max_restarts: int = Field(default=10, ge=0)
-    """Restarts of one process within `restart_window_s` before the run gives up."""
+    """Restarts of one process within `restart_window_s` before the run gives up. Of a trainer that
+    resumes: deaths in a row without coming beyond a step; 0 = it is never started again."""
     restart_window_s: float = Field(default=300.0, gt=0)
     """The span of time over which restarts are counted."""
     stop_grace_s: float = Field(default=20.0, gt=0)
