@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -58,12 +60,18 @@ def chosen(names: Sequence[str]) -> list[str]:
 
 
 async def measure(
-    parts: Sequence[str], *, is_quick: bool, redis_url: str | None, tell: Callable[[str], None]
-) -> Findings:
+    parts: Sequence[str],
+    findings: Findings,
+    *,
+    is_quick: bool,
+    redis_url: str | None,
+    tell: Callable[[str], None],
+) -> None:
     """Measure parts, one after the other, beside one TransferQueue.
 
     Args:
         parts: Their names.
+        findings: Where those of each part are added once it is measured.
         is_quick: Fewer rounds, smaller sizes.
         redis_url: The user's Redis; None = one of the benchmark's own.
         tell: Told how it goes.
@@ -73,7 +81,10 @@ async def measure(
 
     """
     configure("bench", "bench", level="error")
-    findings = Findings()
+    task = asyncio.current_task()
+    assert task
+    # Its processes and files go with it, as after Ctrl-C.
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     async with AsyncExitStack() as stack:
         scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="headrace-bench-"))
         peer = None
@@ -87,4 +98,3 @@ async def measure(
                 setting = Setting(Path(own), is_quick=is_quick, peer=peer, redis_url=redis_url)
                 findings += await PARTS[name].measure(setting)
             tell(f"measured {name} in {time.monotonic() - begun:.0f} s")
-    return findings

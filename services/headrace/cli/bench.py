@@ -7,6 +7,9 @@ from typing import Annotated
 
 import typer
 
+TERMINATED = 143
+"""Exit code after SIGTERM, as shells give it."""
+
 
 def bench(
     parts: Annotated[
@@ -43,20 +46,28 @@ def bench(
     import asyncio
 
     from headrace.bench import suite
+    from headrace.bench.findings import Findings
     from headrace.errors import UsageError
 
     names = suite.chosen(parts or ())
     if json_file is not None and not json_file.parent.is_dir():
         raise UsageError(f"--json {json_file}: there is no folder {json_file.parent}")
-    findings = asyncio.run(
-        suite.measure(
-            names,
-            is_quick=quick,
-            redis_url=redis_url,
-            tell=lambda line: typer.echo(line, err=True),
+    findings = Findings()
+    try:
+        asyncio.run(
+            suite.measure(
+                names,
+                findings,
+                is_quick=quick,
+                redis_url=redis_url,
+                tell=lambda line: typer.echo(line, err=True),
+            )
         )
-    )
-    typer.echo(findings.to_text())
+    except asyncio.CancelledError:
+        raise typer.Exit(TERMINATED) from None
+    finally:  # whatever ended it, Ctrl-C too: minutes of measuring are not thrown away
+        if findings.rows:
+            typer.echo(findings.to_text())
     if json_file is not None:
         try:
             json_file.write_text(findings.to_json() + "\n")
