@@ -47,11 +47,13 @@ class Catalogue:
         """Return the row of a key, confirmed or not."""
         return self._entries.get(key)
 
-    def reserve(self, key: str, *, size_bytes: int, crc32c: int, now_s: float) -> None:
+    def reserve(self, key: str, *, size_bytes: int, crc32c: int, now_s: float) -> Entry:
         """Make room for a row that is about to be put. Replaces what was under the key."""
         self.remove(key)
-        self._entries[key] = Entry(size_bytes=size_bytes, crc32c=crc32c, put_at_s=now_s)
+        entry = Entry(size_bytes=size_bytes, crc32c=crc32c, put_at_s=now_s)
+        self._entries[key] = entry
         self._held_bytes += size_bytes
+        return entry
 
     def remove(self, key: str) -> bool:
         """Forget a row. Returns whether there was one."""

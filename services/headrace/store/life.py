@@ -119,6 +119,14 @@ class Life:
         if not await self.confirm([row.value.key for row in rows]):
             raise NotReadyError("TransferQueue's catalogue does not confirm restored rows")
 
+    def adopt(self, values: Sequence[Value]) -> None:
+        """Note rows that TransferQueue has given whole, and that go into the log, too."""
+        now_s = self.now()
+        for value in values:
+            self.catalogue.reserve(
+                value.key, size_bytes=len(value.data), crc32c=value.crc32c, now_s=now_s
+            ).confirmed = True
+
     async def confirm(self, keys: Sequence[str]) -> bool:
         """Ask TransferQueue's catalogue, and believe it."""
         keys = list(dict.fromkeys(keys))

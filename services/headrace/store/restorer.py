@@ -26,7 +26,7 @@ import crc32c
 
 from headrace import failpoints
 from headrace.checkpoint.storage import DamagedError, fetch
-from headrace.errors import CannotResumeError, NotReadyError, StoreFullError, UsageError, WireError
+from headrace.errors import CannotResumeError, NotReadyError, StoreFullError, UsageError
 from headrace.log import get_logger
 from headrace.rpc.waits import Waits
 from headrace.store import index, succession
@@ -34,14 +34,14 @@ from headrace.store.backend import Backend
 from headrace.store.index import Header, IndexedRow
 from headrace.store.life import READ_BATCH_BYTES, Life
 from headrace.store.queue import CONTROLLER_FILE, RefusedError, TransferQueue
-from headrace.store.row import Row, inspect
+from headrace.store.row import inspect
 from headrace.store.saver import FOLDER
 from headrace.store.scratch import Scratch
 from headrace.store.store import TrajectoryStore
 from headrace.trajectory.chunks import Value
 from headrace.v1.resume_pb2 import CheckpointPart
 
-BATCH_ROWS = 1024
+BATCH_ROWS = 4096
 
 _log = get_logger()
 
@@ -247,21 +247,23 @@ async def _fill(life: Life, source: TransferQueue, rows: Sequence[IndexedRow]) -
     lost: list[str] = []
     for batch in _batches(rows):
         found = await source.read_what_is_there([row.key for row in batch])
-        whole = [taken for row in batch if (taken := _checked(row, found.get(row.key)))]
-        lost += {row.key for row in batch} - {row.value.key for row in whole}
-        if not whole:
+        values = [
+            Value(row.key, data, row.crc32c)
+            for row in batch
+            if (data := found.get(row.key)) is not None and crc32c.crc32c(data) == row.crc32c
+        ]
+        lost += {row.key for row in batch} - {value.key for value in values}
+        if not values:
             continue
         if source is life.queue:
-            life.reserve(whole)
-            if not await life.confirm([row.value.key for row in whole]):
-                raise NotReadyError("TransferQueue's catalogue does not confirm restored rows")
+            life.adopt(values)
         else:
-            await life.take(whole)
-            _, unread = await life.read([row.value.key for row in whole])
+            await life.take([inspect(value) for value in values])
+            _, unread = await life.read([value.key for value in values])
             if unread:
                 raise NotReadyError(f"TransferQueue does not give back {unread[0]}")
         if life.log is not None:
-            await asyncio.to_thread(life.log.append, [row.value for row in whole])
+            await asyncio.to_thread(life.log.append, values)
     if source is life.queue:
         # Reserved or half written when it was saved: confirmed to nobody.
         strangers = set(await source.keys()) - {row.key for row in rows} | set(lost)
@@ -277,15 +279,6 @@ async def _end(life: Life, backend: Backend) -> None:
     await backend.close()
     if life.log is not None:
         await asyncio.to_thread(succession.discard, life.log)
-
-
-def _checked(row: IndexedRow, data: bytes | None) -> Row | None:
-    if data is None or crc32c.crc32c(data) != row.crc32c:
-        return None
-    try:
-        return inspect(Value(row.key, data, row.crc32c))
-    except WireError:
-        return None
 
 
 def _batches(rows: Sequence[IndexedRow]) -> Iterator[list[IndexedRow]]:
