@@ -15,49 +15,51 @@ import errno
 import os
 import signal
 from collections import Counter
+from collections.abc import Mapping
 from typing import Final
 
 from headrace.errors import UsageError
 
 VARIABLE: Final = "HEADRACE_FAIL"
 
-FAILPOINTS: Final = (
+FAILPOINTS: Final[Mapping[str, str]] = {
     # A snapshot, in the order in which its points are reached.
-    "snapshot.begun",  # coordinator: deletions are held back, the ledger is not cut yet
-    "snapshot.cut",  # coordinator: the ledger is cut, nothing is written
-    "ledger_part.written",  # replay buffer: ledger.pb lies there, not reported
-    "store_part.saved",  # store: TransferQueue has written, nothing is copied to the storage
-    "store_part.written",  # store: all files lie there, not reported
-    "trainer_part.copied",  # trainer: its state is copied, nothing is written
-    "trainer_part.written",  # trainer: its files lie there, not reported
-    "snapshot.parts_complete",  # coordinator: all parts are reported, there is no manifest
-    "manifest.written",  # coordinator: manifest.json.tmp is synced, not renamed
-    "manifest.renamed",  # coordinator: manifest.json is there, the folder is not synced
-    "latest.written",  # coordinator: the new pointer is synced, not renamed
-    "latest.renamed",  # coordinator: the pointer names the new checkpoint
-    "snapshot.committed",  # coordinator: the ledger knows, nothing is removed
-    "retention.removed_one",  # coordinator: one of the checkpoints to be removed is gone
+    "snapshot.begun": "checkpoint",  # deletions are held back, the ledger is not cut yet
+    "snapshot.cut": "checkpoint",  # the ledger is cut, nothing is written
+    "ledger_part.written": "replay",  # ledger.pb lies there, not reported
+    "store_part.saved": "store",  # TransferQueue has written, nothing is copied to the storage
+    "store_part.written": "store",  # all files lie there, not reported
+    "trainer_part.copied": "trainer",  # its state is copied, nothing is written
+    "trainer_part.written": "trainer",  # its files lie there, not reported
+    "snapshot.parts_complete": "checkpoint",  # all parts are reported, there is no manifest
+    "manifest.written": "checkpoint",  # manifest.json.tmp is synced, not renamed
+    "manifest.renamed": "checkpoint",  # manifest.json is there, the folder is not synced
+    "latest.written": "checkpoint",  # the new pointer is synced, not renamed
+    "latest.renamed": "checkpoint",  # the pointer names the new checkpoint
+    "snapshot.committed": "checkpoint",  # the ledger knows, nothing is removed
+    "retention.removed_one": "checkpoint",  # one of the checkpoints to be removed is gone
     # A resume.
-    "resume.planned",  # coordinator: the plan is made, nothing has begun
-    "resume.begun",  # coordinator: the ledger knows of the resume
-    "store.restoring",  # store: the old rows are gone, the new ones not there
-    "store.restored",  # store: all rows are there, not answered
-    "resume.store_done",  # coordinator: the rows are there
-    "ledger.rolled_back",  # replay buffer: the new time line is in the journal, not answered
-    "resume.ledger_done",  # coordinator: the new time line is open, nothing is moved aside
-    "resume.moved_aside",  # coordinator: what the resume left behind is moved aside
-    "trainer.loaded",  # trainer: its state is loaded, nothing is published
-    "resume.weights_done",  # coordinator: a worker has confirmed the weights
-    "resume.reissued",  # coordinator: rows are checked, WARMUP has not begun
-    "resume.warmed_up",  # coordinator: the window is full, not OPEN yet
-    "resume.open",  # coordinator: OPEN is journaled, the trainer does not know
+    "resume.planned": "checkpoint",  # the plan is made, nothing has begun
+    "resume.begun": "checkpoint",  # the ledger knows of the resume
+    "store.restoring": "store",  # all files are checked, the old rows are still in place
+    "store.restored": "store",  # all rows are there, not answered
+    "resume.store_done": "checkpoint",  # the rows are there
+    "ledger.rolled_back": "replay",  # the new time line is in the journal, not answered
+    "resume.ledger_done": "checkpoint",  # the new time line is open, nothing is moved aside
+    "resume.moved_aside": "checkpoint",  # what the resume left behind is moved aside
+    "trainer.loaded": "trainer",  # its state is loaded, nothing is published
+    "resume.weights_done": "checkpoint",  # a worker has confirmed the weights
+    "resume.reissued": "checkpoint",  # rows are checked, WARMUP has not begun
+    "resume.warmed_up": "checkpoint",  # the window is full, not OPEN yet
+    "resume.open": "checkpoint",  # OPEN is journaled, the trainer does not know
     # A step.
-    "trainer.sampled",  # trainer: a batch is sampled, not read
-    "trainer.updated",  # trainer: the update is made, the step not committed
-    "trainer.committed",  # trainer: the step is committed, its weights are not published
-    "trainer.published",  # trainer: its weights are published, trajectories not deleted
-)
-"""Every point, with who reaches it and when."""
+    "trainer.sampled": "trainer",  # a batch is sampled, not read
+    "trainer.updated": "trainer",  # the update is made, the step not committed
+    "trainer.committed": "trainer",  # the step is committed, its weights are not published
+    "trainer.published": "trainer",  # its weights are published, trajectories not deleted
+}
+"""Every point, in the order in which a snapshot, a resume and a step come to them, with the process
+that reaches it."""
 
 _reached: Counter[str] = Counter()
 

@@ -17,6 +17,7 @@ from headrace.cli.probe import probe
 from headrace.cli.run import run
 from headrace.cli.snapshot import snapshot
 from headrace.cli.top.command import top
+from headrace.cli.verify import verify_resume
 
 USAGE = 2
 """Exit code of a user's mistake."""
@@ -57,6 +58,7 @@ RUN, LOOK, PARTS = "Run", "Look at a run", "One process at a time"
 CONTROL = "Control a run"
 
 app.command(rich_help_panel=RUN)(run)
+app.command(rich_help_panel=RUN)(verify_resume)
 app.add_typer(configuration.app, name="config", rich_help_panel=RUN)
 app.add_typer(certs.app, name="certs", rich_help_panel=RUN)
 for question in (look.status, top, look.where, look.prompts, look.audit):

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from headrace.cli.addresses import Addresses
 from headrace.cli.ending import Ending
 from headrace.cli.keeper import AskStanding, Keeper, Part
+from headrace.cli.launcher import Child
 from headrace.cli.standing import Standing
 from headrace.config.services import LauncherConfig
 
@@ -86,6 +87,10 @@ class Supervisor:
     def restarts(self) -> dict[str, int]:
         """How often each process was started again; only those that were."""
         return {name: keeper.restarts for name, keeper in self._keepers.items() if keeper.restarts}
+
+    def life(self, name: str) -> Child | None:
+        """Give the current or last life of a process; None before the first."""
+        return self._keepers[name].child
 
     def log_warnings(self) -> list[str]:
         """Give the warnings that the processes have logged since the last call."""

@@ -38,6 +38,7 @@ class Actor:
         reference: what it was at the beginning; None without a KL loss.
         optimizer: its optimizer.
         updates: how many have been made; the learning rate follows from it.
+        seen: which prompts they were made with; see `headrace.trainer.seen`.
 
     """
 
@@ -62,6 +63,7 @@ class Actor:
         if algorithm.kl_loss_coef > 0:
             self.reference = copy.deepcopy(model).requires_grad_(False)
         self.updates = 0
+        self.seen = ""
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(
             self._parameters, lr=optim.lr, betas=optim.betas, weight_decay=optim.weight_decay

@@ -39,7 +39,7 @@ def load(source: CheckpointPart, actor: Actor, *, step: int, scratch: Path) -> L
         shutil.rmtree(scratch, ignore_errors=True)
     if found.counters.step != step:
         raise PartDamagedError(f"{source.uri}: it is of step {found.counters.step}, not of {step}")
-    for note in restore(actor, found.tensors, found.counters.updates):
+    for note in restore(actor, found.tensors, found.counters.updates, found.counters.seen):
         log.warning("loaded_with_a_difference", difference=note)
     log.info("loaded", step=step, updates=found.counters.updates, source=source.uri)
     return found

@@ -33,6 +33,7 @@ from headrace.trainer.publisher import WeightsWriter
 from headrace.trainer.recorder import Recorder
 from headrace.trainer.sampling import BatchSource, Part
 from headrace.trainer.saver import Saver
+from headrace.trainer.seen import with_step
 from headrace.v1 import prompt_pb2, replay_pb2_grpc, store_pb2, store_pb2_grpc
 from headrace.v1 import replay_pb2 as pb
 from headrace.v1.trainer_pb2 import TrainerPhase
@@ -177,12 +178,14 @@ class TrainingLoop:
         begun = self._now()
         gathered = StepMetrics(step)
         keys: list[str] = []
+        uids: list[str] = []
         for number in range(self._settings.part_count):
             part = await self._sample(step, number, gathered)
             if part is None:
                 self._is_torn = number > 0
                 return False
             keys += part.keys
+            uids += [group.uid for group in part.groups]
             await self._update(part, gathered)
         reach("trainer.updated")
         committed = await persist(
@@ -194,6 +197,7 @@ class TrainingLoop:
             stopping=self._stopping,
         )
         self._committed = step
+        self._actor.seen = with_step(self._actor.seen, step, uids)
         reach("trainer.committed")
         await self._save(step, gathered, is_last=committed.ended)
         since = self._now()

@@ -48,6 +48,8 @@ class Counters:
     """The run."""
     lineage: str
     """The time line of the step."""
+    seen: str = ""
+    """The prompts that the weights have seen; see `headrace.trainer.seen`."""
     schema_version: int = SCHEMA_VERSION
 
 

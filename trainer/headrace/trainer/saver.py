@@ -163,7 +163,10 @@ class Saver:
             if answer.complete:
                 self._progress.saved_step = step
             else:
+                copying = self._now()
                 await self._compute.run(self._copy.take, self._actor)
+                copy_s = round(self._now() - copying, 4)
+                log.info("snapshot_copied", step=step, after_s=round(copying - begun, 4), s=copy_s)
                 reach("trainer_part.copied")
                 self._saving, self._recorded = step, asyncio.Event()
                 self._task = asyncio.create_task(self._finish(step, answer.snapshot_id, begun))
@@ -278,6 +281,7 @@ class Saver:
         counters = part.Counters(
             step=step,
             updates=self._copy.updates,
+            seen=self._copy.seen,
             run_id=settings.run_id,
             lineage=settings.lineage,
         )

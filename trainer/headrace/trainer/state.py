@@ -5,7 +5,8 @@
     reference.{name}          the initial policy, where there is a KL loss
     rng.cpu, rng.cuda.{i}     torch's random numbers
 
-One number goes with them: the updates that were made, from which the learning rate follows. The
+Beside them go the number of updates that were made, from which the learning rate follows, and which
+prompts they were made with. The
 trainer draws no random numbers but torch's. Knows nothing of files or of steps. Everything here
 runs on the thread that computes.
 """
@@ -38,12 +39,14 @@ class StateCopy:
     Attributes:
         tensors: the copy, by name.
         updates: how many updates are in it.
+        seen: the prompts that the weights have seen.
 
     """
 
     def __init__(self, tensors: Mapping[str, torch.Tensor] | None = None) -> None:
         self.tensors = dict(tensors or {})
         self.updates = 0
+        self.seen = ""
 
     def take(self, actor: Actor) -> None:
         """Copy the state as it is now. The reference never changes: it is copied once."""
@@ -59,10 +62,12 @@ class StateCopy:
             torch.cuda.synchronize(actor.device)
         for name in self.tensors.keys() - found.keys():
             del self.tensors[name]
-        self.updates = actor.updates
+        self.updates, self.seen = actor.updates, actor.seen
 
 
-def restore(actor: Actor, tensors: Mapping[str, torch.Tensor], updates: int) -> list[str]:
+def restore(
+    actor: Actor, tensors: Mapping[str, torch.Tensor], updates: int, seen: str
+) -> list[str]:
     """Make an actor what it was when the state was copied.
 
     Returns:
@@ -75,7 +80,7 @@ def restore(actor: Actor, tensors: Mapping[str, torch.Tensor], updates: int) -> 
     fill_model(actor.model, _below(MODEL, tensors))
     notes = _restore_reference(actor, _below(REFERENCE, tensors))
     _restore_optimizer(actor, tensors)
-    actor.updates = updates
+    actor.updates, actor.seen = updates, seen
     _restore_random(tensors)
     return notes
 
