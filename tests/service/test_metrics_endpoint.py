@@ -26,6 +26,7 @@ SECTIONS = {
     "replay": "Replay buffer",
     "feeder": "Prompt feeder",
     "store": "Trajectory store",
+    "checkpoint": "Checkpoint coordinator",
     "worker-0": "Rollout worker",
     "trainer": "Trainer",
 }
@@ -82,7 +83,7 @@ def config(directory: Path, **endpoints: str) -> Config:
             "num_warmup_batches": 1,
             "threads": 1,
             "tensorboard": False,
-            "save_freq": -1,
+            "save_freq": 2,
         },
         "sampler": {"max_off_policy_threshold": 4},
         "endpoints": endpoints,
@@ -110,7 +111,7 @@ Scraped = dict[str, dict[str, Metric]]
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def scraped(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Scraped]:
-    """Start all five as processes of their own, and scrape them when steps have been made."""
+    """Start all six as processes of their own, and scrape them when steps have been made."""
     directory = tmp_path_factory.mktemp("run")
     async with AsyncExitStack() as stack:
         parts: dict[str, Part] = {}
@@ -119,18 +120,21 @@ async def scraped(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Scr
             ("replay", "replay"),
             ("feeder", "feeder"),
             ("store", "store"),
+            ("checkpoint", "checkpoint"),
             ("trainer", "trainer"),
             ("worker-0", "rollout"),
         ):
             run = config(directory, **endpoints)
             parts[name] = await stack.enter_async_context(started(package, run, directory, name))
-            if name in ("replay", "feeder", "store"):
+            if name in ("replay", "feeder", "store", "checkpoint"):
                 endpoints[name] = await parts[name].address()
         await parts["worker-0"].address()
         await parts["trainer"].address()
         async with asyncio.timeout(250):
             while value((await scrape(parts["trainer"]))["headrace_trainer_step"]) < 3:
                 assert all(part.process.returncode is None for part in parts.values())
+                await asyncio.sleep(0.2)
+            while not value((await scrape(parts["checkpoint"]))["headrace_checkpoint_step"]):
                 await asyncio.sleep(0.2)
         yield {name: await scrape(part) for name, part in parts.items()}
 
@@ -140,7 +144,7 @@ def value(metric: Metric, **labels: str) -> float:
     return float(found)
 
 
-# Five processes start, two of them with torch.
+# Six processes start, two of them with torch.
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 
 
@@ -189,5 +193,6 @@ async def test_what_is_served_is_what_happened(scraped: Scraped) -> None:
     assert value(worker["headrace_worker_sessions_total"]) >= 16
     assert value(worker["headrace_worker_tokens_generated_total"]) > 0
     assert value(trainer["headrace_trainer_tokens_total"]) > 0
+    assert value(scraped["checkpoint"]["headrace_snapshot_bytes"]) > 0
     assert value(trainer["headrace_trainer_seconds_total"], phase="step") > 0
     assert 0 <= value(trainer["headrace_trainer_reward_mean"]) <= 1

@@ -216,7 +216,8 @@ async def test_a_run_that_is_over_and_saved_does_nothing(world: World) -> None:
     world.write(6)
 
     assert (await world.plan(status(6, ended=True, saved_step=6))).action == FINISHED
-    assert (await world.plan(status(6, ended=True, saved_step=4))).action == ROLL_BACK
+    assert (await world.plan(status(6, ended=True, saved_step=4))).action == FINISHED
+    assert (await world.plan(status(8, ended=True, saved_step=6))).action == ROLL_BACK
     assert (await world.plan(status(6, ended=True), save_freq=-1)).action == FINISHED
 
 

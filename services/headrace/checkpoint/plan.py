@@ -152,7 +152,7 @@ def _automatic(
     latest: int | None,
     saves: bool,
 ) -> Choice:
-    if status.ended and (not saves or status.saved_step == status.committed_step):
+    if status.ended and (not saves or _is_saved(status, found, run_id)):
         return Choice(FINISHED)
     ours = [one for one in found if one.manifest is None or one.manifest.run_id == run_id]
     foreign = [one for one in found if one not in ours]
@@ -177,6 +177,21 @@ def _automatic(
         tuple(on_line),
         tuple(skipped),
         had_checkpoint=bool(status.saved_step or on_line or damaged),
+    )
+
+
+def _is_saved(
+    status: replay_pb2.GetReplayStatusResponse, found: Sequence[Found], run_id: str
+) -> bool:
+    """Whether the last step is in a checkpoint. A restored ledger may not know of its own."""
+    if status.saved_step == status.committed_step:
+        return True
+    return any(
+        one.step == status.committed_step
+        and one.manifest is not None
+        and one.manifest.run_id == run_id
+        and is_on_line(one.manifest.lineage, one.step, status.lineages)
+        for one in found
     )
 
 

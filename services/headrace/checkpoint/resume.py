@@ -263,6 +263,7 @@ class Resume:
         reach("resume.ledger_done")
         self._come_to(answer.state)
         status = await self._peers.status()
+        self._snapshots.saved_step = status.saved_step
         await asyncio.to_thread(self._leave_behind, status, answer.state)
         reach("resume.moved_aside")
 

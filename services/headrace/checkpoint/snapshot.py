@@ -195,7 +195,7 @@ class SnapshotSteps:
         await self.finish(snapshot, manifest.size_bytes)
 
     async def finish(self, snapshot: Snapshot, size_bytes: int) -> None:
-        """Take the steps that follow the manifest; older checkpoints go in the end."""
+        """Take the steps that follow the manifest, up to the ledger's note."""
         await asyncio.to_thread(self._directory.point_to, snapshot.step)
         oldest, _ = await asyncio.to_thread(self._kept, snapshot.step)
         await self._end_cut(snapshot, committed=True, oldest_step=oldest)
@@ -209,9 +209,6 @@ class SnapshotSteps:
             size_bytes=size_bytes,
             longest_put_wait_s=round(snapshot.longest_put_wait_s, 4),
         )
-        self._changes.wake()
-        reach("snapshot.committed")
-        await self._remove_old(snapshot)
 
     def _manifest(self, snapshot: Snapshot) -> Manifest:
         assert set(snapshot.parts) == set(PARTS)
@@ -243,7 +240,8 @@ class SnapshotSteps:
                         "checkpoint.storage must be the same place for all processes"
                     )
 
-    async def _remove_old(self, snapshot: Snapshot) -> None:
+    async def remove_old(self, snapshot: Snapshot) -> None:
+        """Remove what a complete snapshot makes superfluous."""
         try:
             _, old = await asyncio.to_thread(self._kept, snapshot.step)
             for step in old:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 
 from headrace.checkpoint.changes import Changes
 from headrace.checkpoint.directory import CheckpointDirectory, Found
+from headrace.checkpoint.lines import is_on_line
 from headrace.checkpoint.peers import Peers
 from headrace.checkpoint.snapshot import FAILURES, Snapshot, SnapshotSteps, words
 from headrace.config.config import Config
@@ -170,7 +171,8 @@ class Snapshots:
                 f"{found.uri} is a checkpoint of run {manifest.run_id}; give another "
                 "checkpoint.storage"
             )
-        return manifest.lineage == status.lineage and not found.problems
+        on_line = is_on_line(manifest.lineage, found.step, status.lineages)
+        return on_line and not found.problems
 
     async def _run(self, snapshot: Snapshot) -> None:
         try:
@@ -181,11 +183,9 @@ class Snapshots:
         except Stopped:
             return  # the next coordinator ends it
         except FAILURES as error:
-            if not snapshot.complete:
-                await self._fail(snapshot, words(error))
-                return
-            log.warning("checkpoint_not_removed", detail=words(error))
-        self._count(snapshot)
+            await self._fail(snapshot, words(error))
+        else:
+            await self._completed(snapshot)
 
     async def _fail(self, snapshot: Snapshot, why: str) -> None:
         try:
@@ -194,9 +194,12 @@ class Snapshots:
             return
         self.failed_count += 1
 
-    def _count(self, snapshot: Snapshot) -> None:
+    async def _completed(self, snapshot: Snapshot) -> None:
         self.saved_step = snapshot.step
         self.complete_count += 1
+        self._changes.wake()
+        reach("snapshot.committed")
+        await self._steps.remove_old(snapshot)
 
     async def _give_up(self, why: str) -> None:
         """End this process's own snapshot, if one is under way; wait for one that is committed.
@@ -228,7 +231,7 @@ class Snapshots:
             log.info("snapshot_found_complete", step=left.step)
             self.last = snapshot
             await self._steps.finish(snapshot, manifest.size_bytes)
-            self._count(snapshot)
+            await self._completed(snapshot)
             await self._steps.release(snapshot)
         else:
             self.last = snapshot
