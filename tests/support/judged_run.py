@@ -163,7 +163,9 @@ def outage() -> Case:
             for _ in range(60):
                 world.sample()
                 world.feed()
-                for worker in ("a", "b"):
-                    world.fail(world.lease(1, worker), worker=worker, live_workers=["a", "b"])
+                probes = {worker: world.lease(worker=worker) for worker in ("a", "b")}
+                world.feed()
+                for worker, refs in probes.items():
+                    world.fail(refs, worker=worker, live_workers=list(probes))
         play.step(number)
     return play.case()

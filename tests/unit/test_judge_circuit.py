@@ -76,7 +76,7 @@ def it_opens_though_no_worker_is_ejected(case: Case) -> None:
 
 
 def a_worker_is_ejected_too_early(case: Case) -> None:
-    case.rules = replace(case.rules, eject_after=4)
+    case.rules = replace(case.rules, eject_after=20)
 
 
 def a_prompt_is_failed_too_early(case: Case) -> None:
