@@ -251,3 +251,25 @@ async def test_a_cut_of_something_else_is_refused(
         assert isinstance(error, CannotResumeError)
         assert said in str(error)
         assert not replay.buffer.ledger.resume or not replay.buffer.ledger.resume.restored
+
+
+async def test_a_cut_of_a_line_that_was_left_is_refused(tmp_path: Path) -> None:
+    async with replay_server(tmp_path / "journal", RULES) as replay:
+        trainer = await replay.begin()
+        parts = {}
+        for step in (1, 2):
+            await replay.train(trainer, step, step)
+            await replay.begin_cut(trainer, step, f"of {step}")
+            parts[step] = await replay.write_cut(f"file://{tmp_path}/{step}", f"of {step}")
+        trainer = await replay.begin_resume(1)
+        await replay.until_phase(trainer, 1, resume_pb2.RESUME_PHASE_OPEN)
+        await replay.train(trainer, 2, 2)
+        await replay.begin_resume(2, "another")
+        await replay.to_ledger("another")
+        error = await refused(replay.roll_back(cut=parts[2], name="another", store="s2"))
+        assert isinstance(error, CannotResumeError)
+        assert "line l0, step 2" in str(error)
+        await replay.begin_resume(1, "third")
+        error = await refused(replay.roll_back(cut=parts[2], name="third", store="s2"))
+        assert isinstance(error, CannotResumeError)
+        assert (await replay.roll_back(cut=parts[1], name="third", store="s2")).state.lineage

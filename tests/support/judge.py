@@ -88,39 +88,47 @@ def _trained(model: Model, history: Sequence[Entry]) -> Iterator[str]:
         for uid in uids:
             steps_of.setdefault(uid, []).append(step)
     yield from (f"twice: {uid} in steps {steps}" for uid, steps in steps_of.items() if steps[1:])
-    learned = {entry.request.step: entry for entry in _answers(history, "CommitStep")}
-    for step in learned.keys() ^ model.trained.keys():
-        yield f"testimony: step {step} is committed by one account only"
-    for step, uids in model.trained.items():
-        given = [uid for groups in _last_given(history, step) for uid in groups]
+    learned = {
+        (model.line_of.get(entry.request.incarnation, ""), entry.request.step): entry
+        for entry in _answers(history, "CommitStep")
+    }
+    for line, step in learned.keys() ^ model.trained_in.keys():
+        yield f"testimony: step {step} of {line} is committed by one account only"
+    for (line, step), uids in model.trained_in.items():
+        given = [uid for groups in _last_given(model, history, line, step) for uid in groups]
         if Counter(given) != Counter(uids):
             yield f"testimony: step {step} trained {sorted(uids)}, was given {sorted(given)}"
-        if step in learned and learned[step].answer.trained_count != len(uids):
-            yield f"testimony: step {step} is said to have trained {learned[step].answer}"
+        if (line, step) in learned:
+            answer = learned[line, step].answer
+            if answer.trained_count != len(uids):
+                yield f"testimony: step {step} is said to have trained {answer}"
 
 
-def _last_given(history: Sequence[Entry], step: int) -> list[list[str]]:
-    """The parts of a step as the trainer got them last."""
+def _last_given(model: Model, history: Sequence[Entry], line: str, step: int) -> list[list[str]]:
+    """The parts of a line's step as the trainer got them last."""
     parts: dict[int, list[str]] = {}
     for entry in _answers(history, "SampleBatch"):
-        if entry.request.step == step and entry.answer.status == replay_pb2.SAMPLE_STATUS_READY:
+        at = (model.line_of.get(entry.request.incarnation, ""), entry.request.step)
+        if at == (line, step) and entry.answer.status == replay_pb2.SAMPLE_STATUS_READY:
             parts[entry.request.part] = [group.uid for group in entry.answer.groups]
     return list(parts.values())
 
 
 def _told(model: Model, history: Sequence[Entry]) -> Iterator[str]:
     """Compare each batch that was handed out with what the journal handed out."""
-    current: dict[tuple[int, int], list[str]] = {}
+    current: dict[tuple[str, int, int], list[str]] = {}
     for entry in history:
         if entry.call == "RegisterTrainer":
             current.clear()
         if entry.call == "ReturnGroups":
-            current.pop((entry.request.step, entry.request.part), None)
+            line = model.line_of.get(entry.request.incarnation, "")
+            current.pop((line, entry.request.step, entry.request.part), None)
         if entry.call != "SampleBatch" or entry.answer is None:
             continue
         if entry.answer.status != replay_pb2.SAMPLE_STATUS_READY:
             continue
-        place = (entry.request.step, entry.request.part)
+        line = model.line_of.get(entry.request.incarnation, "")
+        place = (line, entry.request.step, entry.request.part)
         uids = [group.uid for group in entry.answer.groups]
         if current.setdefault(place, uids) != uids:
             yield f"testimony: {place} was {current[place]}, then {uids}"
@@ -153,7 +161,7 @@ def _durable(model: Model, history: Sequence[Entry]) -> Iterator[str]:
     """Find what was answered in the journal."""
     for entry in _answers(history, "PublishWeights"):
         weights = entry.request.weights
-        if model.weights.get(weights.id.version) != weights.checksum:
+        if model.published.get((weights.id.lineage, weights.id.version)) != weights.checksum:
             yield f"durable: weights v{weights.id.version} are not in the journal as published"
     for entry in _answers(history, "RegisterTrainer"):
         if entry.answer.incarnation > model.incarnation:
@@ -193,8 +201,8 @@ def _rows(model: Model, history: Sequence[Entry]) -> Iterator[str]:
         for uid in uids:
             complete = [
                 groups[-1][uid]
-                for (at, _), groups in model.handed_out.items()
-                if at == step and uid in groups[-1]
+                for (line, at, _), groups in model.handed_out.items()
+                if (line, at) == (model.line_of_step[step], step) and uid in groups[-1]
             ]
             if not complete or len(complete[0].keys) != model.rules.n:
                 yield f"rows: {uid} of step {step} does not have {model.rules.n} sessions"
@@ -216,7 +224,7 @@ def _row(
         "its prompt": list(row.prompt_token_ids) != list(model.prompts[uid].payload.token_ids),
         "its lengths": not length == len(row.logprobs) == len(row.loss_mask) > 0,
         "its weights": not made_by or (min(made_by), max(made_by)) != versions,
-        "its time line": {span.lineage for span in row.weight_spans} != {model.lineage},
+        "its time line": not all(model.lives(s.lineage, s.version) for s in row.weight_spans),
         "its spans": [end for span in row.weight_spans for end in (span.begin, span.end)]
         != [0, length],
     }

@@ -10,6 +10,7 @@ code with the ledger. Each finding begins with the kind of thing it is:
     stale       what is past the threshold was leased or sampled, or what is not was dropped
     order       a batch was not the oldest finished groups
     step        steps out of order, or not complete
+    line, resume, cut                                                  see `judge_timeline`
     end         something happened after the end, or the circuit was not respected
 """
 
@@ -35,16 +36,26 @@ from judge_rules import (
     Rules,
     reason_name,
 )
+from judge_timeline import REISSUE, WARMUP, Timeline
 
 from headrace.v1 import journal_pb2, replay_pb2
 
 AFTER_THE_END = frozenset(
-    {"prompts_registered", "weights_published", "store_registered", "trainer_registered"}
+    {
+        "prompts_registered",
+        "weights_published",
+        "store_registered",
+        "trainer_registered",
+        "snapshot_ended",
+        "resume_begun",
+        "resume_advanced",
+        "lineage_opened",
+    }
 )
 """What may still be written then."""
 
 
-class Model:
+class Model(Timeline):
     """Follows a journal."""
 
     def __init__(self, rules: Rules) -> None:
@@ -56,15 +67,13 @@ class Model:
         self.lineage = ""
         self.counts: list[Counter[str]] = [Counter()]
         """By position: prompts by state, and `dropped:reason`."""
-        self.weights: dict[int, str] = {}
-        """Checksums by version."""
         self.store = ""
         self.incarnation = 0
         self.opened: tuple[int, int, int] | None = None
         """The open step: its number, groups per part, parts."""
         self.parts: dict[tuple[int, int], list[str]] = {}
-        self.handed_out: dict[tuple[int, int], list[dict[str, HandedOut]]] = {}
-        """By step and part: what it consisted of, each time that it was complete."""
+        self.handed_out: dict[tuple[str, int, int], list[dict[str, HandedOut]]] = {}
+        """By line, step and part: what it consisted of, each time that it was complete."""
         self.trained: dict[int, list[str]] = {}
         self.circuit = Circuit(rules)
         self.ended = ""
@@ -72,6 +81,7 @@ class Model:
         self.leased_count = 0
         self._excess = 0
         self._returned = 0
+        self.begin_timeline()
 
     def follow(self, records: Iterable[journal_pb2.JournalRecord]) -> None:
         for record in records:
@@ -87,6 +97,7 @@ class Model:
             if self.circuit.owes_closing and name != "circuit_closed":
                 self.say("end", f"the circuit is open, prompts were blamed, and {name} follows")
             self._returned = 0
+            self._check_gates(name)
             getattr(self, f"_{name}", self._unexpected)(event)
             self._check_window()
             self.counts.append(self._count())
@@ -180,6 +191,8 @@ class Model:
                 self.say("ordinal", f"{new.uid} is {new.payload.text!r}")
             if bool(self.ended) != (reason == "surplus"):
                 self.say("end", f"{new.uid} registered as {reason or 'usable'}")
+            if not reason and self.phase < WARMUP:
+                self.say("resume", f"{new.uid} fed before the window is to fill up")
             if not reason and self._excess:
                 self.say("window", f"{new.uid} fed while the window is full")
             if not reason:
@@ -191,9 +204,10 @@ class Model:
             )
 
     def _trainer_registered(self, event: journal_pb2.TrainerRegistered) -> None:
-        if event.incarnation != self.incarnation + 1:
+        if self.incarnation and event.incarnation != self.incarnation + 1:
             self.say("fence", f"trainer {event.incarnation} after {self.incarnation}")
-        self.incarnation, self.opened = event.incarnation, None
+        self.incarnation, self.opened, self.cut = event.incarnation, None, None
+        self.line_of[event.incarnation] = self.lineage
         for prompt in self._in(SAMPLED):
             kept = prompt.store == self.store
             self._move(prompt.uid, FINISHED if kept else PENDING, SAMPLED)
@@ -203,16 +217,18 @@ class Model:
 
     def _weights_published(self, event: journal_pb2.WeightsPublished) -> None:
         weights = event.weights
-        if weights.id.lineage != self.lineage or weights.id.version in self.weights:
+        versions = [v for lineage, v in self.published if lineage == self.lineage]
+        if weights.id.lineage != self.lineage or weights.id.version in versions:
             self.say("fence", f"weights {weights.id.lineage} v{weights.id.version}")
-        if not max(self.weights, default=-1) < weights.id.version < self.step:
+        first = max(self.ends.values(), default=0)
+        if not max(versions, default=first - 1) < weights.id.version < self.step:
             self.say("step", f"weights v{weights.id.version} before step {self.step}")
-        self.weights[weights.id.version] = weights.checksum
+        self.published[weights.id.lineage, weights.id.version] = weights.checksum
 
     def _store_registered(self, event: journal_pb2.StoreRegistered) -> None:
         if event.store_incarnation == self.store:
             return
-        self.store = event.store_incarnation
+        self.store, self.cut = event.store_incarnation, None
         for prompt in self._in(PENDING, RUNNING, FINISHED, FAILED):
             if prompt.sessions and prompt.state in (RUNNING, FINISHED):
                 self._move(prompt.uid, PENDING, RUNNING, FINISHED)
@@ -225,8 +241,9 @@ class Model:
 
     def _prompts_leased(self, event: journal_pb2.PromptsLeased) -> None:
         version, step, threshold = event.weights.version, self.step, self.rules.threshold
-        if event.weights.lineage != self.lineage or version not in self.weights:
-            self.say("fence", f"leased with {event.weights.lineage} v{version}")
+        line = event.weights.lineage
+        if not self.lives(line, version) or (line, version) not in self.published:
+            self.say("fence", f"leased with {line} v{version}")
         dated = self.rules.strategy == "drop" and threshold is not None
         if dated and version < step - (threshold or 0):
             self.say("stale", f"leased with v{version} for step {step}")
@@ -320,7 +337,9 @@ class Model:
 
     def _may_drop(self, reason: str, prompt: Prompt, step: int) -> tuple[tuple[str, ...], str]:
         """Say from where a prompt may be dropped for this reason, and what is wrong with it."""
-        if reason == "stale":
+        if reason.startswith("stale"):
+            if (reason == "stale_at_restore") != (self.phase == REISSUE):
+                return (*WINDOW, FAILED), f"{reason} in phase {self.phase}"
             fresh = self.span(prompt, step) <= (self.rules.threshold or 0)
             return (*WINDOW, FAILED), "not stale, and dropped" if fresh else ""
         if reason == "failed":
@@ -355,7 +374,7 @@ class Model:
         self.parts[place] += event.uids
         if len(self.parts[place]) == quota:
             complete = {uid: self._as_handed_out(uid, event.step) for uid in self.parts[place]}
-            self.handed_out.setdefault(place, []).append(complete)
+            self.handed_out.setdefault((self.lineage, *place), []).append(complete)
 
     def _as_handed_out(self, uid: str, step: int) -> HandedOut:
         prompt = self.prompts[uid]
@@ -386,6 +405,8 @@ class Model:
             self.say("step", f"step {event.step} committed with {len(trained)} groups")
         for uid in trained:
             self._move(uid, TRAINED, SAMPLED)
+        self.trained_in[self.lineage, event.step] = trained
+        self.line_of_step[event.step] = self.lineage
         self.trained[event.step], self.opened, self.parts = trained, None, {}
 
     # -- the end and the rest

@@ -35,6 +35,8 @@ class Rules:
     strategy: str = "drop"
     basis: str = "generated"
     sync: bool = False
+    salvage: bool = True
+    """Whether a resume keeps what weights up to its step have made."""
     max_failures: int = 3
     max_expiries: int = 100
     eject_after: int = 3

@@ -51,6 +51,8 @@ class World(Resumes):
             )
         )
         self.begin(trainer)
+        self._made_by: dict[tuple[str, int], int] = {}
+        """By uid and attempt: the weights that its worker has."""
         feeding.open_feed(self.ledger, rules, row_count=row_count, fingerprint="f")
         rows.register_store(self.ledger, incarnation=store, capacity_bytes=capacity_bytes)
         sampling.register_trainer(self.ledger, f"t{trainer}")
@@ -107,6 +109,7 @@ class World(Resumes):
             weights=weights,
             count=min(count, self.allowance(worker, version).count),
         )
+        self._made_by |= {(group.uid, group.attempt): version for group in groups}
         return [replay_pb2.LeaseRef(uid=group.uid, attempt=group.attempt) for group in groups]
 
     def weights_of(self, version: int) -> prompt_pb2.WeightsId:
@@ -131,7 +134,7 @@ class World(Resumes):
         items = []
         for ref in refs:
             group = self.ledger.groups[ref.uid]
-            made = version if version is not None else max(0, group.base - 1)
+            made = self._made_by.get((ref.uid, ref.attempt), 0) if version is None else version
             wanted = group.missing(self.settings.n) if sessions is None else sessions
             items += [
                 replay_pb2.CompletedSession(

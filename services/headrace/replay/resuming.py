@@ -114,6 +114,23 @@ def roll_back(ledger: Ledger, resume_id: str, rollback: Rollback) -> None:
     )
 
 
+def check_cut(ledger: Ledger, base: journal.LedgerBase, step: int) -> None:
+    """Make sure that a cut is of this very past: versions of a line that was left repeat.
+
+    Raises:
+        CannotResumeError: it is of another run, step or time line.
+
+    """
+    line = base.lineages[-1].id if base.lineages else base.run_opened.lineage
+    ends = {each.parent: each.fork_step for each in ledger.lineages[1:]}
+    known = line == ledger.lineage or step <= ends.get(line, -1)
+    if base.run_opened.run_id != ledger.run_id or base.committed_step != step or not known:
+        raise CannotResumeError(
+            f"the ledger of the checkpoint is of run {base.run_opened.run_id}, line {line}, step "
+            f"{base.committed_step}, which is not step {step} of what this run goes on from"
+        )
+
+
 def _reopened(
     ledger: Ledger, rollback: Rollback, step: int, untrained: Sequence[Group]
 ) -> Iterator[journal.ReopenedGroup]:

@@ -117,6 +117,8 @@ class CoordinatorCalls(Calls):
 
         def turn() -> pb.RollBackResponse:
             resume = resuming.current(self._ledger, request.resume_id)
+            if base is not None and not request.restore:
+                resuming.check_cut(self._ledger, base, resume.step)
             if request.restore and base is not None and not resume.restored:
                 self._restore(base, request.resume_id, resume.step)
             resuming.roll_back(
