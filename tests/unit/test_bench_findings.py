@@ -85,7 +85,7 @@ def test_the_table_has_a_heading_its_lines_the_goals_and_what_was_left_out() -> 
     assert cycle.split() == ["cycle", "200,000", "us", "1.00x", "(1.00-1.00)"]
     [waits] = [line for line in lines if line.startswith("  waits")]
     assert waits.endswith("2.00 / 10.00 ms" + " " * 21 + "0.50x (0.25-1.00)")
-    assert "  met     cycle: 9x, wanted at least 8x" in lines
+    assert "  met     cycle: 9.00x, wanted at least 8x" in lines
 
 
 def test_the_json_has_the_figures_of_every_round() -> None:

@@ -28,6 +28,7 @@ from headrace.bench.replay import Replay, running_replay
 from headrace.bench.setting import Setting
 from headrace.bench.stopwatch import Stopwatch
 from headrace.bench.table import Row, microseconds
+from headrace.bench.wire import running_wire
 
 GROUPS_PER_CALL = 8
 N = 8
@@ -124,9 +125,21 @@ async def measure(setting: Setting) -> Findings:
             journals["Redis"] = await _over_redis(stack, setting, steps)
         except RedisMissingError as error:
             findings.notes.append(f"skipped: the ledger over a Redis journal, as {error}")
+        wires = {
+            name: await stack.enter_async_context(
+                running_wire(
+                    is_bare=is_bare,
+                    group_count=steps * BATCH_SIZE,
+                    groups_per_call=GROUPS_PER_CALL,
+                    n=N,
+                )
+            )
+            for name, is_bare in (("wire", False), ("bare wire", True))
+        }
         laps = await interleaved(
             {
                 **journals,
+                **wires,
                 "rules": partial(_rules, steps),
                 "peer": _peer_way(setting.peer),
                 "bare": _bare,
@@ -137,7 +150,9 @@ async def measure(setting: Setting) -> Findings:
     findings.rows = [
         Row("ledger: CPU per group of 8 sessions, all processes; groups per second / theirs"),
         *(_row(f"durable cycle, {name} journal", laps[name], laps) for name in journals),
-        _row("the rules alone, in this process", laps["rules"], laps),
+        _row("its calls alone, answered at once", laps["wire"], laps),
+        _row("the same without interceptors", laps["bare wire"], laps),
+        _row("its rules alone, in this process", laps["rules"], laps),
         Row("TransferQueue's own, for tags", microseconds(laps["peer"].cpu_per_item_s)),
     ]
     for name in journals:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from headrace.bench.ratio import short
+
 
 @dataclass(frozen=True)
 class Goal:
@@ -35,6 +37,6 @@ class Goal:
         verdict = "met   " if self.is_met else "MISSED"
         bound = "at most" if self.is_most else "at least"
         return (
-            f"{verdict}  {self.name}: {self.found:.3g}{self.unit}, wanted {bound} "
+            f"{verdict}  {self.name}: {short(self.found)}{self.unit}, wanted {bound} "
             f"{self.limit:g}{self.unit}"
         )

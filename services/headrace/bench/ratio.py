@@ -25,10 +25,10 @@ class Ratio:
         return cls(median(ratios), low, high)
 
     def __str__(self) -> str:
-        return f"{_short(self.median)}x ({_short(self.low)}-{_short(self.high)})"
+        return f"{short(self.median)}x ({short(self.low)}-{short(self.high)})"
 
 
-def _short(number: float) -> str:
+def short(number: float) -> str:
     """Write two or three digits that count, without an exponent."""
     if number >= 10:
         return f"{number:,.0f}"
