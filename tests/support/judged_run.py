@@ -11,11 +11,12 @@ from typing import Any
 from judge import judge
 from judge_durable import Witness
 from judge_rules import Rules
-from ledger_world import LINEAGE, World, settings
+from ledger_world import World, settings
 from recorder import Entry
 
+from headrace.replay import sampling
 from headrace.replay.audit import audit
-from headrace.v1 import journal_pb2, prompt_pb2, replay_pb2, store_pb2
+from headrace.v1 import journal_pb2, prompt_pb2, replay_pb2, resume_pb2, store_pb2
 from headrace.v1.trajectory_pb2 import Trajectory, WeightSpan
 
 ROWS, STEPS, BATCH, N = 40, 7, 4, 2
@@ -77,15 +78,22 @@ class Play:
             self.world.feed()
             self.world.complete(self.world.lease(3))
             sample = self.world.sample()
+        trainer = self.world.ledger.trainer_incarnation
         groups = [self.handed_out(group, number) for group in sample.groups]
         answer = replay_pb2.SampleBatchResponse(status=sample.status, groups=groups)
-        self.note("SampleBatch", replay_pb2.SampleBatchRequest(step=number, part_count=1), answer)
+        self.note(
+            "SampleBatch",
+            replay_pb2.SampleBatchRequest(incarnation=trainer, step=number, part_count=1),
+            answer,
+        )
         keys = [ref.key for group in groups for ref in group.trajectories]
         rows = tuple(self.row(key) for key in keys)
         self.note("GetTrajectories", store_pb2.GetTrajectoriesRequest(keys=keys), rows)
         self.world.commit(number)
         commit = replay_pb2.CommitStepResponse(trained_count=len(groups))
-        self.note("CommitStep", replay_pb2.CommitStepRequest(step=number), commit)
+        self.note(
+            "CommitStep", replay_pb2.CommitStepRequest(incarnation=trainer, step=number), commit
+        )
         self.audit()
 
     def handed_out(self, group: Any, step: int) -> prompt_pb2.SampledGroup:
@@ -97,7 +105,7 @@ class Play:
             min_version=min(record.min_version for record in records),
             max_version=max(record.max_version for record in records),
             trajectories=[
-                prompt_pb2.TrajectoryRef(key=f"{group.uid}_{r.session}_0_{LINEAGE}a{r.attempt}")
+                prompt_pb2.TrajectoryRef(key=f"{group.uid}_{r.session}_0_{r.lineage}a{r.attempt}")
                 for r in records
             ],
         )
@@ -105,7 +113,7 @@ class Play:
     def row(self, key: str) -> Trajectory:
         uid, session, *_ = key.split("_")
         record = self.world.ledger.groups[uid].sessions[int(session)]
-        span = WeightSpan(lineage=LINEAGE, version=record.min_version, begin=0, end=1)
+        span = WeightSpan(lineage=record.lineage, version=record.min_version, begin=0, end=1)
         return Trajectory(
             key=key,
             response_token_ids=[1],
@@ -117,7 +125,7 @@ class Play:
     def case(self) -> Case:
         """Give what a judge is given, at the end."""
         last = self.audit()
-        return Case(self.world.ledger.take_events(), self.history, last, self.rules())
+        return Case(self.world.records(), self.history, last, self.rules())
 
     def rules(self) -> Rules:
         return Rules(
@@ -168,4 +176,40 @@ def outage() -> Case:
                 for worker, refs in probes.items():
                     world.fail(refs, worker=worker, live_workers=list(probes))
         play.step(number)
+    return play.case()
+
+
+def played_with_deaths() -> Case:
+    """Play a run whose trainer dies twice, and once its store with it.
+
+    Line l0 trains 1 to 4 and is left after 2; l1 trains 3 to 5 and is left after 4, with the store;
+    l2 trains 5 to 7.
+    """
+    play = Play(saves=True)
+    world = play.world
+    bases: dict[int, journal_pb2.LedgerBase] = {}
+
+    def until(first: int, last: int) -> None:
+        for number in range(first, last + 1):
+            world.feed()
+            world.complete(world.lease(3))
+            play.step(number)
+            if (world.ledger.lineage, number) in (("l0", 2), ("l1", 4)):
+                bases[number] = world.save(oldest_step=2)
+
+    until(1, 4)
+    world.feed()
+    world.complete(world.lease(2), sessions=[1])
+    world.resume(2)
+    play.audit()
+    until(3, 5)
+    world.lease(2)
+    world.open_line(4, store="s2", cut=bases[4])
+    assert world.advance(resume_pb2.RESUME_PHASE_REISSUE) == ""
+    lost = next(iter(world.ledger.groups.finished))
+    world.report_lost([(lost.uid, 0)])
+    world.warm_up()
+    play.audit()
+    until(5, STEPS)
+    sampling.finish(world.ledger)
     return play.case()
