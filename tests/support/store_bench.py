@@ -145,7 +145,9 @@ async def open_bench(
         log=log,
     )
     scratch = Scratch(directory)
-    saver = RowSaver(store, scratch=scratch, run_id="r", owner="store", unit_count=unit_count)
+    saver = RowSaver(
+        store, scratch=scratch, run_id="r", owner="store", unit_count=unit_count, waits=waits
+    )
     restorer = RowRestorer(store, backend, starting=starting, scratch=scratch)
     replay = Replay()  # type: ignore[abstract]  # the rest is not called
     async with AsyncExitStack() as stack:

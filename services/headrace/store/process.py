@@ -142,6 +142,7 @@ async def _serve(
         run_id=config.run.run_id,
         owner=name,
         unit_count=config.store.storage_units,
+        waits=process.waits,
     )
     process.expose(StoreMetrics(store, sweeper, saver, restorer).read)
     log = store.life.log

@@ -279,6 +279,7 @@ class TransferQueue:
                 f"TransferQueue: {what}",
                 owner="transfer_queue",
                 ends_when="controller and storage units answer, or the call's deadline passes",
+                stall_after_s=timeout_s,
             ):
                 return await asyncio.wait_for(call, limit_s)
         except TimeoutError as error:

@@ -35,7 +35,7 @@ from headrace.store.index import Header, IndexedRow
 from headrace.store.life import READ_BATCH_BYTES, Life
 from headrace.store.queue import CONTROLLER_FILE, RefusedError, TransferQueue
 from headrace.store.row import inspect
-from headrace.store.saver import FOLDER
+from headrace.store.saver import FOLDER, waiting_for_storage
 from headrace.store.scratch import Scratch
 from headrace.store.store import TrajectoryStore
 from headrace.trajectory.chunks import Value
@@ -89,7 +89,7 @@ class RowRestorer:
         self._scratch = scratch
         self._one_at_a_time = asyncio.Lock()
         self._running: set[asyncio.Task[None]] = set()
-        self._restoring: asyncio.Task[Any] | None = None
+        self._restoring: set[asyncio.Task[None]] = set()
 
     async def restore(self, restore_id: str, part: CheckpointPart, *, unix_time_s: float) -> None:
         """Take a part's rows, unless that was done under this id.
@@ -103,12 +103,15 @@ class RowRestorer:
                 After each of them the store is as it was.
 
         """
-        await asyncio.shield(self._run(self._restore(restore_id, part, unix_time_s)))
+        task = self._run(self._restore(restore_id, part, unix_time_s))
+        self._restoring.add(task)
+        task.add_done_callback(self._restoring.discard)
+        await asyncio.shield(task)
 
     async def close(self) -> None:
         """Give up what is under way, and stop TransferQueue."""
-        if self._restoring is not None:
-            self._restoring.cancel()
+        for task in self._restoring:
+            task.cancel()
         await asyncio.gather(*self._running, return_exceptions=True)
         await self.backend.close()
 
@@ -120,13 +123,14 @@ class RowRestorer:
 
     async def _restore(self, restore_id: str, part: CheckpointPart, unix_time_s: float) -> None:
         async with self._one_at_a_time:
-            self._restoring = asyncio.current_task()
             if self._store.life.restore_id == restore_id:
                 return
             self._require_hold()
             try:
                 async with self._scratch.folder() as folder:
-                    await asyncio.to_thread(_fetch, part, folder)
+                    size_bytes = sum(file.size_bytes for file in part.files)
+                    with waiting_for_storage(self._starting.waits, size_bytes):
+                        await asyncio.to_thread(_fetch, part, folder)
                     header, rows = await asyncio.to_thread(_read, folder / FOLDER)
                     self._require_room_for(header)
                     failpoints.reach("store.restoring")

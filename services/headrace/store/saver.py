@@ -10,7 +10,7 @@ what else is in a checkpoint.
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -19,9 +19,10 @@ from headrace import failpoints
 from headrace.checkpoint.storage import Storage, write_part
 from headrace.errors import NotReadyError, SnapshotFailedError, UsageError
 from headrace.log import get_logger
+from headrace.rpc.waits import Waiting, Waits
 from headrace.store import index
 from headrace.store.index import Header, IndexedRow
-from headrace.store.queue import CONTROLLER_FILE
+from headrace.store.queue import CHECKPOINT_BYTES_PER_S, CONTROLLER_FILE
 from headrace.store.scratch import Scratch
 from headrace.store.store import TrajectoryStore
 from headrace.v1.resume_pb2 import CheckpointPart
@@ -29,6 +30,8 @@ from headrace.v1.resume_pb2 import CheckpointPart
 PART = "store"
 FOLDER = "transfer_queue"
 """What the part is called in a checkpoint's directory."""
+STALL_S = 300.0
+"""For how long a storage may give no sign, beside the time that the bytes take."""
 
 _log = get_logger()
 
@@ -74,11 +77,19 @@ class RowSaver:
         run_id: The run.
         owner: This process.
         unit_count: TransferQueue's storage units.
+        waits: Where the wait for the storage is registered.
 
     """
 
     def __init__(
-        self, store: TrajectoryStore, *, scratch: Scratch, run_id: str, owner: str, unit_count: int
+        self,
+        store: TrajectoryStore,
+        *,
+        scratch: Scratch,
+        run_id: str,
+        owner: str,
+        unit_count: int,
+        waits: Waits,
     ) -> None:
         self.last: Saved | None = None
         """What was saved last."""
@@ -87,6 +98,7 @@ class RowSaver:
         self._run_id = run_id
         self._owner = owner
         self._unit_count = unit_count
+        self._waits = waits
         self._under_way: dict[str, asyncio.Task[Saved]] = {}
 
     async def save(self, uri: str, hold_id: str) -> Saved:
@@ -119,7 +131,8 @@ class RowSaver:
             async with self._scratch.folder() as folder:
                 moment = await self._write_here(folder, hold_id)
                 failpoints.reach("store_part.saved")
-                part = await asyncio.to_thread(self._upload, uri, folder, moment)
+                with waiting_for_storage(self._waits, moment.header.raw_bytes):
+                    part = await asyncio.to_thread(self._upload, uri, folder, moment)
         except (NotReadyError, OSError, UsageError) as error:
             await asyncio.to_thread(_take_back, uri)
             raise SnapshotFailedError(f"the store's rows could not be saved: {error}") from error
@@ -176,6 +189,16 @@ class RowSaver:
         part = write_part(uri, name=PART, owner=self._owner, source=folder, target=FOLDER)
         failpoints.reach("store_part.written")
         return part
+
+
+def waiting_for_storage(waits: Waits, size_bytes: int) -> AbstractContextManager[Waiting]:
+    """Be in a wait for files to be copied; it is no stall for as long as a slow storage takes."""
+    return waits.waiting(
+        "files of a checkpoint",
+        owner="checkpoint.storage",
+        ends_when="all of them are copied, or the storage fails",
+        stall_after_s=STALL_S + size_bytes / CHECKPOINT_BYTES_PER_S,
+    )
 
 
 def _take_back(uri: str) -> None:
