@@ -68,12 +68,12 @@ def verify_resume(
             console.print(f"  {line}")
         raise typer.Exit(1)
     console.print(table_of(outcome))
-    reached = [point for played in outcome.struck[:1] for point in played.strikes.reached]
     killed = outcome.struck[0].strikes.killed
     console.print(
         f"\n{sum(killed.values())} random kills "
         f"({', '.join(f'{name} {count}' for name, count in sorted(killed.items()))}), "
-        f"{len(reached)} of {len(reached) + len(outcome.unreached)} named points reached"
+        f"{len(outcome.reached)} of {len(outcome.reached) + len(outcome.unreached)} named points "
+        f"reached in {len(outcome.struck)} rehearsals"
     )
     if outcome.unreached:
         console.print(f"not reached: {', '.join(outcome.unreached)}")

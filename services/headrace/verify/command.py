@@ -54,6 +54,11 @@ class Outcome:
         """Named points that nobody came to in any play."""
         return self.struck[-1].strikes.unreached if self.struck else []
 
+    @property
+    def reached(self) -> list[str]:
+        """Named points that killed somebody, in all plays."""
+        return [point for played in self.struck for point in played.strikes.reached]
+
 
 def verify(config: Config, wanted: Wanted, report: Callable[[str], None]) -> Outcome:
     """Play a configuration undisturbed, then struck, and judge.
@@ -90,7 +95,7 @@ def verify(config: Config, wanted: Wanted, report: Callable[[str], None]) -> Out
         lines.append(tuple(judge(undisturbed, one)))
         if not one.strikes.unreached or one.exit_code != 0:
             break
-        strikes = Strikes((), one.strikes.points)
+        strikes = one.strikes.again()
     return Outcome(undisturbed, tuple(struck), tuple(lines))
 
 

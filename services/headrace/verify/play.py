@@ -30,6 +30,9 @@ from headrace.verify.strikes import Strikes
 LOSSES: Final = 2
 """How often the store loses all it has, its disk included, and the trainer dies with it."""
 POLL_S: Final = 0.05
+FAILPOINT: Final = "failpoint "
+"""How a process begins the line in which it says at which point it dies."""
+LAST_LINES: Final = 3
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,8 @@ class _Game:
         self._directory = directory
         self._strikes = strikes
         self._report = report
-        self._struck: set[str] = set()
+        self._noted: set[int] = set()
+        """Lives whose end was looked at, by process id."""
         armed = [self._armed(part) for part in parts(config, directory)]
         self._supervisor = Supervisor(armed, config.launcher, report=lambda _: None)
         self._recorder = Recorder(lambda: self._supervisor.addresses.all.get("replay"))
@@ -144,18 +148,16 @@ class _Game:
         return replace(part, command=command)
 
     def _note_death(self, name: str) -> None:
-        """Decide what the end of a life was: its own point, or somebody's kill."""
+        """Find out whether the end of a life was one of its points."""
         child = self._supervisor.life(name)
-        if child is None or child.exit_code is None:
+        if child is None or child.exit_code is None or child.pid in self._noted:
             return
-        if child.exit_code == -signal.SIGKILL and name not in self._struck:
-            point = self._strikes.armed.get(name)
-            if point is not None:
+        self._noted.add(child.pid)
+        for line in child.log.last_lines(LAST_LINES):
+            if line.startswith(FAILPOINT):
+                point = line.removeprefix(FAILPOINT).strip()
                 self._report(f"{name} died at {point}")
-            self._strikes.died_armed(name)
-        elif name in self._struck:
-            self._strikes.postpone(name)
-        self._struck.discard(name)
+                self._strikes.died_at(name, point)
 
     def _note_deaths(self) -> None:
         for name in self._supervisor.names:
@@ -205,7 +207,6 @@ class _Game:
         """Kill a process, once it has a life that can be ended."""
         while (child := self._supervisor.life(name)) is None or child.exit_code is not None:  # noqa: ASYNC110 (no event for it)
             await asyncio.sleep(POLL_S)
-        self._struck.add(name)
         with contextlib.suppress(ProcessLookupError):
             os.kill(child.pid, signal.SIGKILL)
         if then is not None:

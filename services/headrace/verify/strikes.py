@@ -1,8 +1,8 @@
 """What is done to a run, by a seed: who is killed when, and which named points kill.
 
-A process is armed for one life at a time: when it reaches its point it dies, and its next life is
-armed with the next one. Beside that, processes are killed at random moments. Pure, but for whose
-turn it is.
+Each life of a process is armed with some of the points that it was not killed at yet, and dies at
+the first of them that it comes to. Beside that, processes are killed at random moments. Pure, but
+for what has been reached.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Strikes:
 
     kills: Sequence[Kill]
     points: Mapping[str, list[str]]
-    """Named points that are still to be reached, by process, the next first."""
-    armed: dict[str, str] = field(default_factory=dict)
-    """The point that a process's present life dies at."""
+    """Named points that are still to be reached, by process."""
+    draw: random.Random
+    """Which of them a life is armed with."""
     reached: list[str] = field(default_factory=list)
     killed: Counter[str] = field(default_factory=Counter)
     """Random kills, by process."""
@@ -44,37 +44,31 @@ class Strikes:
         points: dict[str, list[str]] = {}
         for name, process in FAILPOINTS.items():
             points.setdefault(process, []).append(name)
-        for names in points.values():
-            draw.shuffle(names)
         struck = [Kill(draw.choice(list(processes)), draw.uniform(0.3, 2.5)) for _ in range(kills)]
-        return cls(struck, points)
+        return cls(struck, points, draw)
 
     @classmethod
     def none(cls) -> Strikes:
         """Leave the run alone."""
-        return cls((), {})
+        return cls((), {}, random.Random(0))
+
+    def again(self) -> Strikes:
+        """Plan another play, for the points that were not reached in this one."""
+        return Strikes((), self.points, self.draw)
 
     def environment(self, process: str) -> dict[str, str]:
-        """Arm the next life of a process."""
+        """Arm the next life of a process: with about half of its points, so that some life lives."""
         names = self.points.get(process)
         if not names:
-            self.armed.pop(process, None)
             return {}
-        self.armed[process] = names[0]
-        return {VARIABLE: names[0]}
+        armed = self.draw.sample(names, -(-len(names) // 2))
+        return {VARIABLE: ",".join(armed)}
 
-    def died_armed(self, process: str) -> None:
-        """Note that an armed process was killed by its own point: the next life gets another."""
-        point = self.armed.pop(process, None)
-        if point is not None and point in self.points.get(process, []):
+    def died_at(self, process: str, point: str) -> None:
+        """Note that a process was killed at a point: no later life is armed with it."""
+        if point in self.points.get(process, []):
             self.points[process].remove(point)
             self.reached.append(point)
-
-    def postpone(self, process: str) -> None:
-        """Have another point first in the next life: this one was not reached before a kill."""
-        names = self.points.get(process)
-        if names:
-            names.append(names.pop(0))
 
     @property
     def unreached(self) -> list[str]:
