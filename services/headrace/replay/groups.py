@@ -143,9 +143,9 @@ class GroupTable:
         self.dropped += Counter(dict(dropped))
 
     def in_order_of_settling(self) -> Iterator[Group]:
-        """Give the settled groups that are remembered, oldest first, then the live ones."""
+        """Give the settled groups that are remembered, oldest first, then the live by ordinal."""
         yield from (self._by_uid[uid] for uid in self._settled)
-        yield from (group for group in self._by_uid.values() if group.state in LIVE)
+        yield from (group for group in self if group.state in LIVE)
 
     @contextmanager
     def changing(self, group: Group) -> Iterator[Group]:
