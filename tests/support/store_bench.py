@@ -129,7 +129,7 @@ async def open_bench(
 
     """
     waits, stopping = new_waits(), asyncio.Event()
-    starting = Starting("r", unit_count, 20, waits)
+    starting = Starting("r", unit_count, 20, waits, hold_s=600)
     if nodes is None:
         backend = await starting.backend()
         await backend.queue.open_probe()

@@ -81,7 +81,11 @@ async def _run(config: Config, replay: str, options: ProcessOptions, log: StoreL
     service = StoreService(process.status)
     address = advertised(await process.start(service.add_to), config.endpoints.advertise_host)
     starting = Starting(
-        config.run.run_id, config.store.storage_units, config.store.call_timeout_s, process.waits
+        run_id=config.run.run_id,
+        unit_count=config.store.storage_units,
+        timeout_s=config.store.call_timeout_s,
+        waits=process.waits,
+        hold_s=config.checkpoint.deadline_s,
     )
     scratch = Scratch(_folder(config))
     await asyncio.to_thread(scratch.clean)

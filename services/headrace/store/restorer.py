@@ -9,7 +9,8 @@ as many as there were, takes it, and the rows are put from there. So nothing her
 is in TransferQueue's files. They are pickles: who can write a checkpoint can run code in the store.
 
 Under a hold: the ledger does not know the new life before the coordinator has told it. Until the
-hold is over, rows are not swept, and the life is not registered.
+hold is over, rows are not swept, and the life is not registered. If none is on - a store that was
+killed has forgotten it - one begins, of the name of the restoring.
 """
 
 from __future__ import annotations
@@ -48,12 +49,14 @@ _log = get_logger()
 
 @dataclass(frozen=True)
 class Starting:
-    """How a TransferQueue is started."""
+    """How a TransferQueue is started, and restored rows begin."""
 
     run_id: str
     unit_count: int
     timeout_s: float
     waits: Waits
+    hold_s: float
+    """How long deletions are held where nobody has said it."""
 
     async def backend(self, *, unit_count: int = 0) -> Backend:
         """Start one, with another number of units if one is given."""
@@ -97,7 +100,7 @@ class RowRestorer:
         It runs to its end even if its caller goes away; a repeat waits for it.
 
         Raises:
-            CannotResumeError: a file is missing or damaged, or there is no hold.
+            CannotResumeError: a file is missing or damaged.
             StoreFullError: the rows do not fit.
             NotReadyError: TransferQueue gave no answer, or the disk refused.
                 After each of them the store is as it was.
@@ -125,7 +128,7 @@ class RowRestorer:
         async with self._one_at_a_time:
             if self._store.life.restore_id == restore_id:
                 return
-            self._require_hold()
+            self._hold(restore_id)
             try:
                 async with self._scratch.folder() as folder:
                     size_bytes = sum(file.size_bytes for file in part.files)
@@ -198,7 +201,7 @@ class RowRestorer:
     async def _put_in_place(self, life: Life, backend: Backend, unix_time_s: float) -> None:
         store = self._store
         async with store.quiet() as before:
-            self._require_hold()
+            self._hold(life.restore_id)
             # From here on nothing is awaited: what one write has put in place is so for all.
             if life.log is not None:
                 assert before.log is not None
@@ -214,12 +217,11 @@ class RowRestorer:
             self.begun.set()
         self._run(_end(before, backend))
 
-    def _require_hold(self) -> None:
+    def _hold(self, restore_id: str) -> None:
+        """See to it that deletions are held: the caller's hold may have gone with a process."""
         if not self._store.hold.is_on:
-            raise CannotResumeError(
-                "rows are restored only while deletions are held: the hold is over, or there was "
-                "none; hold them, and restore again"
-            )
+            _log.info("held_by_restoring", hold_id=restore_id, hold_s=self._starting.hold_s)
+            self._store.hold.begin(restore_id, self._starting.hold_s)
 
     def _require_room_for(self, header: Header) -> None:
         capacity_bytes = self._store.capacity_bytes
