@@ -39,7 +39,7 @@ from headrace.errors import (
 )
 from headrace.v1 import replay_pb2 as pb
 from headrace.v1 import resume_pb2, store_pb2
-from simulation.engine import PAUSE, Party, Work
+from simulation.engine import PAUSE, Party, Thread, Work
 from simulation.replay import RUN_ID
 from simulation.storage import PARTS, Damaged, digest_of
 
@@ -94,6 +94,7 @@ class Resume:
     is_over: bool = False
     store_incarnation: str = ""
     rows_restored: bool = False
+    thread: Thread | None = None
 
     @property
     def phase(self) -> int:
@@ -360,10 +361,11 @@ class Coordinator(Party):
             raise TrainerFencedError("a newer trainer has registered")
         resume = self._resume
         if resume is None or resume.incarnation != incarnation or _is_done(resume, status):
-            if resume is not None:
+            if resume is not None and resume.thread is not None:
+                self.cancel(resume.thread)
                 resume.is_over = True
             resume = self._resume = Resume(incarnation)
-            self.spawn(self._drive(resume))
+            resume.thread = self.spawn(self._drive(resume))
         for _ in range(12):
             if resume.error or resume.has_nothing_to_do or resume.phase >= until:
                 break
@@ -513,6 +515,9 @@ class Coordinator(Party):
         answer = yield from self.ask("replay", "RollBack", request)
         resume.state = answer.state
         status = yield from self._status()
+        if status.resume.resume_id != resume.state.resume_id:
+            # The journal was lost just now: by its time lines everything would be moved aside.
+            raise ResumeLostError("another one has begun, or the journal is lost")
         storage = self.world.storage
         for found in storage.find():
             if found.manifest:
@@ -547,8 +552,6 @@ class Coordinator(Party):
             wait_s=POLL_S,
         )
         while True:
-            if resume.is_over:
-                raise ResumeLostError("another one has begun")
             answer = yield from self.ask("replay", "AdvanceResume", request, WAIT_TICKS)
             if answer.state.phase >= phase:
                 resume.state = answer.state

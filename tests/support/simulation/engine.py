@@ -93,6 +93,13 @@ class Party:
         self.world.put(_RUN, thread, None)
         return thread
 
+    def cancel(self, thread: Thread) -> None:
+        """Have a thread do no more."""
+        if not thread.done:
+            thread.done = True
+            self.threads.pop(thread, None)
+            thread.work.close()
+
     def serve(self, method: str, request: Any, call: Call) -> Any:
         """Answer a call: with an answer, or with work that returns one."""
         return getattr(self, method)(request)

@@ -35,7 +35,8 @@ class Worker(Party):
 
     def start(self) -> None:
         self.spawn(self._follow_weights())
-        self.spawn(self._work())
+        for _ in range(2):  # calls of one worker overtake each other
+            self.spawn(self._work())
 
     def _follow_weights(self) -> Work:
         while True:
@@ -106,7 +107,7 @@ class Worker(Party):
             yield PAUSE
             weights = self._weights
             assert weights
-            if weights.id.lineage != lease.lineage and weights.id != leased_with:
+            if not self.suits(weights.id, lease.lineage, leased_with):
                 # The call had waited since older weights; a rollback has let it through.
                 ends.append(pb.EndedLease(lease=_ref(lease), end=pb.LEASE_END_RETURNED))
                 self.world.judge.counts["weights_of_another_line"] += 1
@@ -139,6 +140,13 @@ class Worker(Party):
             if pb.LEASE_STATUS_STORE_CHANGED not in answer.statuses:
                 return
             yield ("sleep", 10)
+
+    @staticmethod
+    def suits(
+        weights: prompt_pb2.WeightsId, lineage: str, leased_with: prompt_pb2.WeightsId
+    ) -> bool:
+        """Whether the engine's weights may generate for a lease of this line."""
+        return weights.lineage == lineage or weights == leased_with
 
     def _fails(self, lease: Any) -> bool:
         scenario = self.world.scenario
