@@ -10,6 +10,7 @@ from uuid import uuid4
 
 import fsspec
 import pytest
+from checkpoint_files import directory_at, write_checkpoint
 
 from headrace.checkpoint.storage import (
     DamagedError,
@@ -161,6 +162,24 @@ def test_a_directory_is_moved_with_everything_in_it_and_takes_another_s_place(ur
     assert not storage.exists("global_step_3")
     assert storage.names("abandoned/l0/global_step_3") == ["manifest.json", "trainer"]
     assert storage.read_bytes("abandoned/l0/global_step_3/trainer/a") == b"new"
+
+
+def test_checkpoints_lie_on_any_storage(url: str, tmp_path: Path) -> None:
+    directory = directory_at(url)
+    for step in (2, 4, 6):
+        write_checkpoint(directory, step, tmp_path / "scratch")
+        directory.point_to(step)
+
+    directory.remove(2)
+    directory.move_aside(directory.look(6), "l0")
+    directory.point_to(4)
+
+    assert [(one.step, one.problems) for one in directory.find(read=True)] == [(4, ())]
+    [left] = directory.find_abandoned(read=True)
+    assert (left.step, left.problems, left.abandoned_line) == (6, (), "l0")
+    assert directory.latest() == 4
+    directory.point_to(0)
+    assert directory.latest() is None
 
 
 def test_removing_a_directory_twice_is_no_mistake(url: str) -> None:

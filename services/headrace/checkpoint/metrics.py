@@ -43,7 +43,7 @@ class CheckpointMetrics:
         )
         under_way = last is not None and last.under_way
         yield gauge("headrace_snapshot_under_way", "Whether one is being made.", under_way)
-        whole = last if last is not None and last.complete else None
+        whole = snapshots.whole
         yield gauge(
             "headrace_snapshot_seconds",
             "Seconds that the last snapshot took.",

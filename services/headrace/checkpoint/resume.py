@@ -17,6 +17,7 @@ is started again goes on with the phase it finds. `Resume` drives one resume; wh
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -58,6 +59,7 @@ class Resume:
         snapshots: One that is under way ends first.
         changes: Woken when it has come further.
         new_id: Gives ids never given before.
+        wall_clock: Unix seconds.
 
     Attributes:
         plan: What it does; None while there is none.
@@ -78,6 +80,7 @@ class Resume:
         snapshots: Snapshots,
         changes: Changes,
         new_id: Callable[[], str],
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self.incarnation = incarnation
         self.plan: Plan | None = None
@@ -91,6 +94,7 @@ class Resume:
         self._snapshots = snapshots
         self._changes = changes
         self._new_id = new_id
+        self._begun = wall_clock()
         self._store_incarnation = ""
         self._rows_restored = False
 
@@ -193,6 +197,7 @@ class Resume:
             self._peers.replay.BeginResume, request, "the resume to begin"
         )
         reach("resume.begun")
+        answer.state.phase_times["plan"] = self._begun  # it was made before the ledger knew
         self._come_to(answer.state)
         return plan
 
@@ -347,9 +352,12 @@ class Resume:
     def _come_to(self, state: resume_pb2.ResumeState | None) -> None:
         if state is not None and self.state is not None:
             # The replay buffer knows the times of phases only as long as it lives.
-            for name, unix_time_s in self.state.phase_times.items():
-                if name not in state.phase_times:
-                    state.phase_times[name] = unix_time_s
+            state.phase_times.update(
+                {
+                    name: min(unix_time_s, state.phase_times.get(name, unix_time_s))
+                    for name, unix_time_s in self.state.phase_times.items()
+                }
+            )
         self.state = state
         self.blocked_by = ""
         self._changes.wake()

@@ -197,14 +197,14 @@ class CheckpointService(checkpoint_pb2_grpc.CheckpointCoordinatorServiceServicer
             return status
         status.saved_step = self._snapshots.saved_step
         status.storage = self._directory.storage.url
-        last = self._snapshots.last
-        if last is not None:
-            status.snapshot_seconds = last.seconds
-            status.snapshot_bytes = last.size_bytes
-            status.longest_put_wait_s = last.longest_put_wait_s
-            status.snapshot_error = last.error
-            if last.under_way:
-                status.snapshot.CopyFrom(last.state())
+        last, whole = self._snapshots.last, self._snapshots.whole
+        if whole is not None:
+            status.snapshot_seconds = whole.seconds
+            status.snapshot_bytes = whole.size_bytes
+            status.longest_put_wait_s = whole.longest_put_wait_s
+        status.snapshot_error = self._snapshots.error
+        if last is not None and last.under_way:
+            status.snapshot.CopyFrom(last.state())
         if (state := self._resumes.state) is not None:
             status.resume.CopyFrom(state)
         return status

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from typing import Final
 
 from headrace.checkpoint.changes import Changes
 from headrace.checkpoint.directory import CheckpointDirectory, Found
@@ -15,11 +16,19 @@ from headrace.checkpoint.lines import is_on_line
 from headrace.checkpoint.peers import Peers
 from headrace.checkpoint.snapshot import FAILURES, Snapshot, SnapshotSteps, words
 from headrace.config.config import Config
-from headrace.errors import InvalidFieldError, SnapshotFailedError, SnapshotLostError
+from headrace.errors import (
+    InvalidFieldError,
+    NotReadyError,
+    SnapshotFailedError,
+    SnapshotLostError,
+)
 from headrace.failpoints import reach
 from headrace.log import get_logger
 from headrace.rpc.calls import Stopped
 from headrace.v1 import replay_pb2, resume_pb2
+
+BEGIN_WITHIN_S: Final = 30.0
+"""How long replay buffer and store may be away before a snapshot is not begun."""
 
 log = get_logger()
 
@@ -60,6 +69,10 @@ class Snapshots:
         self._work: asyncio.Task[None] | None = None
         self.last: Snapshot | None = None
         """The one under way, or the last."""
+        self.whole: Snapshot | None = None
+        """The last that this process has seen complete."""
+        self.error = ""
+        """Why the last that came to its end failed; empty if it did not."""
         self.saved_step = 0
         self.complete_count = 0
         self.failed_count = 0
@@ -71,14 +84,18 @@ class Snapshots:
 
         Raises:
             WireError: the replay buffer or the store refuses.
+            NotReadyError: one of them does not answer.
             SnapshotFailedError: the storage cannot be used.
             Stopped: the process stops.
 
         """
-        # A caller that goes away must not leave half of it.
-        beginning = asyncio.ensure_future(self._begin(incarnation, step, facts))
         try:
-            return await asyncio.shield(beginning)
+            async with asyncio.timeout(BEGIN_WITHIN_S):
+                return await self._begin(incarnation, step, facts)
+        except TimeoutError as error:
+            raise NotReadyError(
+                f"the replay buffer or the store did not answer within {BEGIN_WITHIN_S:g} s"
+            ) from error
         except OSError as error:
             raise SnapshotFailedError(f"the snapshot of step {step} failed: {error}") from error
 
@@ -146,12 +163,15 @@ class Snapshots:
                 assert found.manifest is not None
                 return found.manifest.snapshot_id, True
             snapshot = Snapshot(self._new_id(), step, incarnation, facts, self._now())
-            await self._steps.hold(snapshot)
             try:
+                await self._steps.hold(snapshot)
                 reach("snapshot.begun")
                 await self._steps.cut(snapshot)
                 reach("snapshot.cut")
             except Stopped:
+                raise
+            except asyncio.CancelledError:  # time is up, or the caller has gone away
+                self._work = asyncio.create_task(self._fail(snapshot, "it was not begun in time"))
                 raise
             except FAILURES as error:
                 await self._fail(snapshot, words(error))
@@ -192,10 +212,11 @@ class Snapshots:
             await self._steps.fail(snapshot, why)
         except Stopped:
             return
+        self.error = snapshot.error
         self.failed_count += 1
 
     async def _completed(self, snapshot: Snapshot) -> None:
-        self.saved_step = snapshot.step
+        self.saved_step, self.whole, self.error = snapshot.step, snapshot, ""
         self.complete_count += 1
         self._changes.wake()
         reach("snapshot.committed")
@@ -208,14 +229,15 @@ class Snapshots:
         what is there before it writes it anew.
         """
         snapshot, work = self.last, self._work
-        if snapshot is None or work is None:
+        if work is None:
             return
-        if snapshot.under_way and not snapshot.committing:
+        under_way = snapshot is not None and snapshot.under_way
+        if snapshot is not None and under_way and not snapshot.committing:
             work.cancel()
         await asyncio.wait([work])
-        self._work = None
-        if snapshot.under_way:
-            await self._fail(snapshot, why)
+        if snapshot is not None and snapshot.under_way:
+            self._work = asyncio.create_task(self._fail(snapshot, why))
+            await asyncio.wait([self._work])
 
     async def _take_up(self, status: replay_pb2.GetReplayStatusResponse) -> None:
         """End the snapshot that a coordinator before this one has left."""
