@@ -30,6 +30,7 @@ from headrace.replay.leasing import MAX_LEASES_PER_CALL
 LIVE_COUNTS = (1_000, 10_000)
 FEW, MANY, QUICK_MANY = 1_000, 1_000_000, 100_000
 MOST_GROWTH = 5.0
+SAMPLES_PER_ROUND = 5
 
 
 async def _fill(client: Client, live_count: int) -> None:
@@ -56,6 +57,12 @@ async def _sample(replay: Replay) -> Lap:
     await replay.client.feed(BATCH_SIZE)
     await _generate(replay.client, BATCH_SIZE)
     return taken.lap
+
+
+async def _median(replay: Replay) -> Lap:
+    """Time some batches: right after the peer's long turn, the first waits for the processor."""
+    laps = [await _sample(replay) for _ in range(SAMPLES_PER_ROUND)]
+    return sorted(laps, key=lambda lap: lap.seconds)[len(laps) // 2]
 
 
 async def _peer_poll(peer: Peer, live_count: int) -> Lap:
@@ -128,9 +135,9 @@ async def _service(setting: Setting) -> Findings:
         for count, replay in replays.items():
             await asyncio.gather(_fill(replay.client, count), _fill_peer(setting.peer, count))
             await _sample(replay)  # not counted
-        for _ in range(rounds):
-            for count, replay in replays.items():
-                ours[count].append(await _sample(replay))
+        for number in range(rounds):
+            for count in LIVE_COUNTS if number % 2 else LIVE_COUNTS[::-1]:
+                ours[count].append(await _median(replays[count]))
                 theirs[count].append(await _peer_poll(setting.peer, count))
         for count in LIVE_COUNTS:
             await _clear_peer(setting.peer, count)
