@@ -22,6 +22,7 @@ from headrace.log import get_logger
 from headrace.rpc.waits import Waiting, Waits
 from headrace.store import index
 from headrace.store.index import Header, IndexedRow
+from headrace.store.life import Life
 from headrace.store.queue import CHECKPOINT_BYTES_PER_S, CONTROLLER_FILE
 from headrace.store.scratch import Scratch
 from headrace.store.store import TrajectoryStore
@@ -99,6 +100,7 @@ class RowSaver:
         self._owner = owner
         self._unit_count = unit_count
         self._waits = waits
+        self._version = version("transferqueue")
         self._under_way: dict[str, asyncio.Task[Saved]] = {}
 
     async def save(self, uri: str, hold_id: str) -> Saved:
@@ -163,24 +165,22 @@ class RowSaver:
             store.waiting.measure()
             if store.hold.hold_id != hold_id:
                 raise SnapshotFailedError(f"deletions are not held any more for {hold_id!r}")
-            rows = [
-                IndexedRow(key, entry.size_bytes, entry.crc32c)
-                for key, entry in life.catalogue.confirmed()
-            ]
-            header = Header(
-                run_id=self._run_id,
-                store_incarnation=life.incarnation,
-                storage_units=self._unit_count,
-                transfer_queue=version("transferqueue"),
-                row_count=len(rows),
-                raw_bytes=sum(row.size_bytes for row in rows),
-            )
-            await life.queue.save(
+            writing = life.queue.save(
                 folder,
                 size_bytes=life.catalogue.held_bytes,
-                metadata={"run_id": self._run_id, "transfer_queue": header.transfer_queue},
+                metadata={"run_id": self._run_id, "transfer_queue": self._version},
             )
-            return _Moment(header, rows, locked_s=store.now() - began_s)
+            _, rows = await asyncio.gather(writing, asyncio.to_thread(_rows_of, life))
+            locked_s = store.now() - began_s
+        header = Header(
+            run_id=self._run_id,
+            store_incarnation=life.incarnation,
+            storage_units=self._unit_count,
+            transfer_queue=self._version,
+            row_count=len(rows),
+            raw_bytes=sum(row.size_bytes for row in rows),
+        )
+        return _Moment(header, rows, locked_s)
 
     def _upload(self, uri: str, folder: Path, moment: _Moment) -> CheckpointPart:
         index.write(folder, moment.header, moment.rows)
@@ -189,6 +189,13 @@ class RowSaver:
         part = write_part(uri, name=PART, owner=self._owner, source=folder, target=FOLDER)
         failpoints.reach("store_part.written")
         return part
+
+
+def _rows_of(life: Life) -> list[IndexedRow]:
+    """List what is confirmed; nobody puts or deletes meanwhile."""
+    return [
+        IndexedRow(key, entry.size_bytes, entry.crc32c) for key, entry in life.catalogue.confirmed()
+    ]
 
 
 def waiting_for_storage(waits: Waits, size_bytes: int) -> AbstractContextManager[Waiting]:
