@@ -26,6 +26,13 @@ from headrace.v1 import replay_pb2 as pb
 from headrace.v1 import trainer_pb2
 
 
+def saved_counters(stage: Stage, step: int) -> dict[str, Any]:
+    """Read what goes with the tensors of a checkpoint."""
+    [file] = (stage.run_dir / "checkpoints" / f"global_step_{step}").rglob("state.json")
+    found: dict[str, Any] = json.loads(file.read_text())
+    return found
+
+
 @pytest.fixture
 async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
     server, address, peers = await serve_peers()
@@ -44,9 +51,10 @@ async def test_every_nth_step_and_the_last_are_saved_before_they_are_published(
     ]  # fmt: skip
     assert stage.peers.calls[-1] == ("end",)
     files = {file.path for file in stage.coordinator.parts[4].files}
-    assert {"trainer/.metadata", "trainer/state.json", "trainer/model/tokenizer.json"} <= files
-    state = stage.run_dir / "checkpoints" / "global_step_4" / "trainer" / "state.json"
-    counters = json.loads(state.read_text())
+    assert {
+        f"trainer/a/{name}" for name in (".metadata", "state.json", "model/tokenizer.json")
+    } <= files
+    counters = saved_counters(stage, 4)
     assert (counters["step"], counters["updates"], counters["lineage"]) == (4, 4, "a")
     assert stage.coordinator.facts["rollout.n"] == "8"
     assert stage.coordinator.facts["tokenizer"]
@@ -84,6 +92,9 @@ async def test_a_trainer_that_goes_on_ends_with_the_weights_of_one_that_never_st
     await server.stop(None)
 
     assert peers.published == whole
+    assert saved_counters(again, 6)["seen"] == saved_counters(stage, 6)["seen"] != ""
+    versions = {path.name for path in (again.run_dir / "weights").iterdir()}
+    assert versions == {"r_b_v00000005", "r_b_v00000006"}
     begun = peers.calls.index(("publish", 4), peers.calls.index(("publish", 5)))
     assert peers.calls[begun + 1] == ("sample", 5, 0)
     assert [line["step"] for line in again.metrics] == [1, 2, 3, 4, 5, 6]
@@ -266,7 +277,7 @@ async def test_a_checkpoint_that_was_damaged_after_it_was_picked_is_not_loaded(
 ) -> None:
     stage.peers.total_steps = 2
     assert await stage.run(save_freq=2) == 0
-    shard = stage.run_dir / "checkpoints" / "global_step_2" / "trainer" / "__0_0.distcp"
+    shard = stage.run_dir / "checkpoints" / "global_step_2" / "trainer" / "a" / "__0_0.distcp"
     shard.write_bytes(shard.read_bytes()[:-1])
     assert await stage.run(save_freq=2) == 3
     assert "__0_0.distcp" in capsys.readouterr().err

@@ -71,7 +71,7 @@ def save(actor: Actor, directory: Path, *, step: int = 1) -> None:
     part.write(
         directory / "trainer",
         copy,
-        Counters(step=step, updates=copy.updates, run_id="r", lineage="a"),
+        Counters(step=step, updates=copy.updates, seen=copy.seen, run_id="r", lineage="a"),
         metrics=gzip.compress(b'{"step": 1, "reward": 0.5}\n'),
         description=directory / "description",
     )

@@ -49,6 +49,7 @@ def test_training_goes_on_bit_for_bit_as_if_it_had_never_stopped(
     first = new_actor(tiny_model(dtype=dtype), kl_loss_coef=0.1)
     for number in range(kept):
         first.update(fixed_batch(number))
+    first.seen = "of its prompts"
     save(first, tmp_path, step=kept)
     second = new_actor(tiny_model(dtype=dtype), kl_loss_coef=0.1)
     torch.manual_seed(99)  # whatever the process has drawn meanwhile
@@ -60,6 +61,7 @@ def test_training_goes_on_bit_for_bit_as_if_it_had_never_stopped(
     told_again = [second.update(fixed_batch(number)) for number in range(kept, STEPS)]
 
     assert told_again == told[kept:]  # losses, KL to the initial policy, learning rates
+    assert second.seen == "of its prompts"
     assert same(parameters(second.model), parameters(whole.model))
     assert same(parameters(second.reference), parameters(whole.reference))
     assert torch.equal(torch.rand(3), drawn)
@@ -81,6 +83,18 @@ def test_a_copy_does_not_change_while_training_goes_on_and_its_room_is_used_agai
     assert copy.updates == 2
     assert not torch.equal(copy.tensors["model.transformer.wte.weight"],
                            before["model.transformer.wte.weight"])  # fmt: skip
+
+
+def test_room_that_was_reserved_is_taken_by_the_first_copy() -> None:
+    actor, copy = new_actor(kl_loss_coef=0.1), StateCopy()
+    copy.reserve(actor)
+    room = {name: tensor.data_ptr() for name, tensor in copy.tensors.items()}
+    actor.update(fixed_batch(0))
+    copy.take(actor)
+    found = {name: tensor.data_ptr() for name, tensor in copy.tensors.items()}
+    fresh = {name for name in found if found[name] != room.get(name)}
+    assert {name.split(".")[0] for name in fresh} == {"optimizer"}
+    assert all(name.startswith("optimizer.step.") for name in fresh)
 
 
 def test_tied_weights_are_saved_once_and_stay_tied(tmp_path: Path) -> None:

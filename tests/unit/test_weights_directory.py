@@ -9,7 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from headrace.weights.directory import WeightsDamagedError, name_of, prune, verify, write
+from headrace.weights.directory import (
+    WeightsDamagedError,
+    name_of,
+    prune,
+    prune_other_lines,
+    verify,
+    write,
+)
 
 
 def files(text: str) -> Callable[[Path], None]:
@@ -110,3 +117,17 @@ def test_pruning_keeps_what_is_needed_and_other_lines(tmp_path: Path) -> None:
 
     left = sorted(path.name for path in tmp_path.iterdir())
     assert left == ["notes.txt", "r_a_v00000002", "r_a_v00000003", "r_b_v00000000"]
+
+
+def test_versions_of_lines_that_were_left_go_and_those_of_other_runs_stay(tmp_path: Path) -> None:
+    for lineage in ("a", "b", "b2"):
+        write_version(tmp_path, 3, lineage=lineage)
+    other, _ = write(tmp_path, run_id="r2", lineage="a", version=3, write_files=files("w"))
+    (tmp_path / ".r_a_v00000004.new").mkdir()
+
+    prune_other_lines(tmp_path, run_id="r", lineage="b")
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        other.name,
+        name_of("r", "b", 3),
+    ]

@@ -191,9 +191,11 @@ def _unseen(config: Config, model: Model) -> Iterable[str]:
     directory = _checkpoints(config)
     for found in directory.find():
         step = found.step
-        if found.unfinished or step > model.committed:
+        if found.manifest is None or step > model.committed:
             continue
-        state = json.loads(directory.storage.read_bytes(f"{step_name(step)}/trainer/state.json"))
+        files = [file.path for part in found.manifest.parts for file in part.files]
+        [path] = [path for path in files if path.endswith("/state.json")]
+        state = json.loads(directory.storage.read_bytes(f"{step_name(step)}/{path}"))
         expected = seen(model.trained[number] for number in range(1, step + 1))
         if state["seen"] != expected:
             yield f"the weights of step {step} have not seen what was trained up to it"

@@ -23,7 +23,16 @@ from headrace.weights.manifest import (
     parse,
 )
 
-__all__ = ["FileEntry", "Manifest", "WeightsDamagedError", "name_of", "prune", "verify", "write"]
+__all__ = [
+    "FileEntry",
+    "Manifest",
+    "WeightsDamagedError",
+    "name_of",
+    "prune",
+    "prune_other_lines",
+    "verify",
+    "write",
+]
 
 
 def name_of(run_id: str, lineage: str, version: int) -> str:
@@ -89,6 +98,19 @@ def prune(root: Path, *, run_id: str, lineage: str, oldest_needed: int) -> None:
                 _remove(path)
         elif name.startswith(".") and pattern.match(name, 1):
             shutil.rmtree(path, ignore_errors=True)
+
+
+def prune_other_lines(root: Path, *, run_id: str, lineage: str) -> None:
+    """Remove all versions of the run's other lines, which nobody loads any more."""
+    pattern = re.compile(r"\.?" + re.escape(run_id) + r"_([A-Za-z0-9.-]+)_v\d{8,}(\..+)?")
+    for path in root.iterdir():
+        match = pattern.fullmatch(path.name)
+        if match is None or match[1] == lineage:
+            continue
+        if path.name.startswith("."):
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            _remove(path)
 
 
 def _entries(directory: Path) -> dict[str, FileEntry]:

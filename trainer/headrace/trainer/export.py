@@ -45,7 +45,7 @@ def export(source: CheckpointPart, target: Path) -> int:
     scratch = target.with_name(f".{target.name}.exporting")
     try:
         fetch(source, scratch)
-        files = scratch / part.NAME
+        files = scratch / part.folder_of(source)
         part.read_counters(files)
         model = _build(files)
         made = scratch / "made"

@@ -34,7 +34,7 @@ def load(source: CheckpointPart, actor: Actor, *, step: int, scratch: Path) -> L
     """
     try:
         fetch(source, scratch)
-        found = part.read(scratch / part.NAME)
+        found = part.read(scratch / part.folder_of(source))
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     if found.counters.step != step:

@@ -23,9 +23,10 @@ from headrace.errors import HeadraceError
 from headrace.trainer import shards
 from headrace.trainer.recorder import unpacked
 from headrace.trainer.state import MODEL, StateCopy
+from headrace.v1.resume_pb2 import CheckpointPart
 
 NAME: Final = "trainer"
-"""The part's name, and that of its folder in a checkpoint."""
+"""The part's name, and that of the folder of its folders in a checkpoint."""
 SCHEMA_VERSION: Final = 1
 STATE_FILE: Final = "state.json"
 METRICS_FILE: Final = "metrics.jsonl.gz"
@@ -82,6 +83,20 @@ def write(
     (directory / STATE_FILE).write_text(text, encoding="utf-8")
     (directory / METRICS_FILE).write_bytes(metrics)
     shutil.copytree(description, directory / DESCRIPTION)
+
+
+def folder_of(stored: CheckpointPart) -> str:
+    """Give the folder of a stored part, below the checkpoint's directory.
+
+    Raises:
+        PartDamagedError: it has none of the files.
+
+    """
+    for file in stored.files:
+        folder, _, name = file.path.rpartition("/")
+        if name == STATE_FILE:
+            return folder
+    raise PartDamagedError(f"{stored.uri}: the trainer's part has no {STATE_FILE}")
 
 
 def read(directory: Path) -> LoadedPart:

@@ -44,6 +44,10 @@ class WeightsWriter:
         )
         return self._uri or str(path), checksum
 
+    def leave_other_lines(self) -> None:
+        """Remove what the run has of other lines."""
+        directory.prune_other_lines(self._root, run_id=self._run_id, lineage=self._lineage)
+
     def prune(self, oldest_needed: int) -> None:
         """Remove versions below `oldest_needed`."""
         directory.prune(

@@ -11,27 +11,22 @@ the files is `part`'s business.
 from __future__ import annotations
 
 import asyncio
-import shutil
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 import grpc
 
-from headrace.checkpoint.storage import Storage, step_name, write_part
 from headrace.errors import TrainerFencedError
 from headrace.failpoints import reach
 from headrace.log import get_logger
 from headrace.rpc.calls import Stopped, persist, poll
 from headrace.rpc.waits import Waits
-from headrace.trainer import part
 from headrace.trainer.actor import Actor
 from headrace.trainer.compute import ComputeThread
 from headrace.trainer.progress import Progress
-from headrace.trainer.recorder import packed_lines
 from headrace.trainer.state import StateCopy
+from headrace.trainer.upload import SaverSettings, upload
 from headrace.v1 import checkpoint_pb2 as pb
 from headrace.v1 import checkpoint_pb2_grpc
 from headrace.v1.trainer_pb2 import TrainerPhase
@@ -51,32 +46,6 @@ LAST_TRIES: Final = 3
 """How often the last checkpoint of a run is tried."""
 
 log = get_logger()
-
-
-@dataclass(frozen=True)
-class SaverSettings:
-    """What checkpoints are made by."""
-
-    incarnation: int
-    """The trainer's."""
-    run_id: str
-    """The run."""
-    lineage: str
-    """The time line of the steps."""
-    storage: str
-    """Where checkpoints lie: an fsspec URL."""
-    facts: Mapping[str, str]
-    """What a resume must agree with."""
-    scratch: Path
-    """A directory of this machine for a part that is being written."""
-    description: Path
-    """The files that describe the model."""
-    metrics_file: Path
-    """The metrics of each step."""
-    save_freq: int
-    """Steps between two checkpoints."""
-    deadline_s: float
-    """How long a snapshot may take."""
 
 
 class Saver:
@@ -117,7 +86,6 @@ class Saver:
         self._waits = waits
         self._leaving = leaving
         self._now = now
-        self._storage = Storage(settings.storage)
         self._task: asyncio.Task[None] | None = None
         self._saving = 0
         """The step of the snapshot that is under way, or was the last."""
@@ -247,24 +215,11 @@ class Saver:
             log.info("snapshot_saved", step=step, seconds=seconds, size_bytes=answer.size_bytes)
 
     async def _write(self, step: int, snapshot_id: str) -> pb.CommitSnapshotResponse:
-        settings = self._settings
-        directory = settings.scratch / step_name(step)
         with self._waits.waiting(
-            "snapshot written", owner="trainer", stall_after_s=settings.deadline_s
+            "snapshot written", owner="trainer", stall_after_s=self._settings.deadline_s
         ):
             await self._recorded.wait()
-            try:
-                await asyncio.to_thread(self._write_files, step, directory)
-                mine = await asyncio.to_thread(
-                    write_part,
-                    self._storage.join(step_name(step)),
-                    name=part.NAME,
-                    owner="trainer",
-                    source=directory,
-                    target=part.NAME,
-                )
-            finally:
-                await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
+            mine = await asyncio.to_thread(upload, self._settings, self._copy, step)
         reach("trainer_part.written")
         await persist(
             self._coordinator.ReportPart,
@@ -275,20 +230,6 @@ class Saver:
             stopping=self._leaving,
         )
         return await self._committed(snapshot_id)
-
-    def _write_files(self, step: int, directory: Path) -> None:
-        settings = self._settings
-        counters = part.Counters(
-            step=step,
-            updates=self._copy.updates,
-            seen=self._copy.seen,
-            run_id=settings.run_id,
-            lineage=settings.lineage,
-        )
-        metrics = packed_lines(settings.metrics_file, step)
-        part.write(
-            directory, self._copy, counters, metrics=metrics, description=settings.description
-        )
 
     async def _committed(self, snapshot_id: str) -> pb.CommitSnapshotResponse:
         request = pb.CommitSnapshotRequest(snapshot_id=snapshot_id, wait_s=POLL_S)

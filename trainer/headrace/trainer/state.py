@@ -6,9 +6,8 @@
     rng.cpu, rng.cuda.{i}     torch's random numbers
 
 Beside them go the number of updates that were made, from which the learning rate follows, and which
-prompts they were made with. The
-trainer draws no random numbers but torch's. Knows nothing of files or of steps. Everything here
-runs on the thread that computes.
+prompts they were made with. The trainer draws no random numbers but torch's. Knows nothing of files
+or of steps. Everything here runs on the thread that computes.
 """
 
 from __future__ import annotations
@@ -26,6 +25,8 @@ OPTIMIZER: Final = "optimizer."
 REFERENCE: Final = "reference."
 RNG_CPU: Final = "rng.cpu"
 RNG_CUDA: Final = "rng.cuda."
+LARGE_SLOTS: Final = ("exp_avg", "exp_avg_sq")
+"""What AdamW will keep of each parameter, from its first step on."""
 NAMED: Final = 5
 """Names that a message gives in full."""
 
@@ -63,6 +64,15 @@ class StateCopy:
         for name in self.tensors.keys() - found.keys():
             del self.tensors[name]
         self.updates, self.seen = actor.updates, actor.seen
+
+    def reserve(self, actor: Actor) -> None:
+        """Get all the room there will be, before training has to wait for it."""
+        self.take(actor)
+        for name, parameter in actor.model.named_parameters():
+            for slot in LARGE_SLOTS:
+                key = f"{OPTIMIZER}{slot}.{name}"
+                if parameter.requires_grad and key not in self.tensors:
+                    self.tensors[key] = _room_for(parameter.detach()).zero_()
 
 
 def restore(

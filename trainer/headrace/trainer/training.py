@@ -28,8 +28,9 @@ from headrace.trainer.progress import Progress
 from headrace.trainer.publisher import WeightsWriter
 from headrace.trainer.recorder import Recorder, rewind
 from headrace.trainer.rows import read_rows
-from headrace.trainer.saver import Saver, SaverSettings
+from headrace.trainer.saver import Saver
 from headrace.trainer.state import StateCopy
+from headrace.trainer.upload import SaverSettings
 from headrace.trainer.warm_start import SupervisedTrainer
 from headrace.v1.replay_pb2 import RegisterTrainerResponse
 from headrace.v1.trainer_pb2 import TrainerPhase
@@ -115,14 +116,18 @@ class Training:
         actor = await self._compute.run(_make_actor, self._config, model, registered.total_steps)
         copy = await self._take_up(start, actor, home)
         saver = self._make_saver(peers, registered, start, home, actor, copy, facts)
-        loop = self._make_loop(peers, registered, start, tokenizer, actor, saver)
+        writer = _make_writer(self._config, start.lineage)
+        loop = self._make_loop(peers, registered, start, tokenizer, actor, writer, saver)
         recorder = await self._compute.run(_make_recorder, self._config, start)
         try:
             await loop.publish(start.step)
             self._process.ready()
+            if saver is not None:
+                await self._compute.run(copy.reserve, actor)
             if resumption and start.is_resumed:
                 self._progress.phase = TrainerPhase.TRAINER_PHASE_RESUMING
                 await resumption.opened()
+                await self._compute.run(writer.leave_other_lines)
             await loop.run(recorder)
         finally:
             if saver is not None:
@@ -229,6 +234,7 @@ class Training:
         start: Start,
         tokenizer: Tokenizer,
         actor: Actor,
+        writer: WeightsWriter,
         saver: Saver | None,
     ) -> TrainingLoop:
         settings = LoopSettings(
@@ -246,7 +252,7 @@ class Training:
             store=peers.store,
             actor=actor,
             compute=self._compute,
-            writer=_make_writer(self._config, start.lineage),
+            writer=writer,
             progress=self._progress,
             waits=self._process.waits,
             departure=self._departure,
