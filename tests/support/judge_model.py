@@ -206,6 +206,8 @@ class Model(Timeline):
     def _trainer_registered(self, event: journal_pb2.TrainerRegistered) -> None:
         if self.incarnation and event.incarnation != self.incarnation + 1:
             self.say("fence", f"trainer {event.incarnation} after {self.incarnation}")
+        if self.opened:  # What was fed for it stays.
+            self._returned += self.rules.batch - self._within(SAMPLED)
         self.incarnation, self.opened, self.cut = event.incarnation, None, None
         self.line_of[event.incarnation] = self.lineage
         for prompt in self._in(SAMPLED):

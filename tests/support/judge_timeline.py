@@ -92,6 +92,9 @@ class Timeline:
             self.say("cut", f"of {event.lineage} step {event.step} at step {self.step}")
         if self.phase != OPEN:
             self.say("cut", "in the middle of a resume")
+        there = len(self.prompts) < self.rules.rows * self.rules.epochs
+        if self.opened and (there or self._within(*WINDOW) >= self.rules.batch):
+            self.say("cut", "in the middle of a step")
         sessions = {prompt.uid: dict(prompt.sessions) for prompt in self._in(*WINDOW, SAMPLED)}
         self.cut = (event.snapshot_id, event.step, deepcopy(sessions))
 
@@ -236,7 +239,8 @@ class Timeline:
             self.prompts[seen.uid] = Prompt(
                 seen.uid,
                 seen.ordinal,
-                stored.fed_step,
+                # A rollback may have restamped it; only the base says so.
+                (self.rules.basis == "fed" and seen.base) or stored.fed_step,
                 state,
                 prompt_pb2.DropReason.Name(seen.drop_reason).removeprefix("DROP_REASON_").lower()
                 if state == DROPPED
@@ -245,7 +249,9 @@ class Timeline:
                 attempt=seen.attempt,
                 sessions={record.session: record for record in seen.sessions},
                 store=stored.store_incarnation,
+                expiries=seen.expiry_count,
             )
+            self.circuit.failures[seen.uid] = seen.failure_count
             if state == TRAINED:
                 self.trained.setdefault(seen.step, []).append(seen.uid)
                 self.trained_in.setdefault((seen.lineage, seen.step), []).append(seen.uid)
@@ -256,6 +262,10 @@ class Timeline:
         self.saved[base.committed_step] = sessions
         self.ends = {line.parent: line.fork_step for line in base.lineages[1:]}
         self.lineage = base.lineages[-1].id
+        for streak in base.streaks:
+            self.circuit.streaks[streak.worker_id] = set(streak.failures)
+            self.circuit.ejected |= {streak.worker_id} if streak.ejected else set()
+        self.circuit.cause = base.circuit.cause
         for weights in base.weights:
             self.published[weights.id.lineage, weights.id.version] = weights.checksum
         self._returned = len(self.prompts)

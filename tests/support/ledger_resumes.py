@@ -35,6 +35,8 @@ class Resumes:
         self._written: list[journal_pb2.JournalRecord] = []
         self.trainers = trainer
         self.resumes = 0
+        self.keep_settled = 10
+        """Settled groups that cuts and bases know one by one."""
 
     # -- the coordinator: snapshots
 
@@ -56,7 +58,7 @@ class Resumes:
         under_way = self.ledger.snapshot
         assert under_way
         ledger = replayed(self.records()[: under_way.position])
-        base = to_base(ledger, keep_settled=10, keep_uncovered=True)
+        base = to_base(ledger, keep_settled=self.keep_settled, keep_uncovered=True)
         return journal_pb2.LedgerBase.FromString(base.SerializeToString())
 
     def end_cut(self, *, oldest_step: int = 0, committed: bool = True) -> None:
@@ -184,7 +186,7 @@ class Resumes:
         """Kill the replay buffer: its ledger is what base and journal say."""
         ledger = replayed(self.records())
         if compacted:
-            base = to_base(ledger, keep_settled=10, keep_uncovered=True)
+            base = to_base(ledger, keep_settled=self.keep_settled, keep_uncovered=True)
             ledger = from_base(journal_pb2.LedgerBase.FromString(base.SerializeToString()))
         self.ledger = ledger
 

@@ -83,14 +83,11 @@ class World(Resumes):
     # -- workers
 
     def allowance(self, worker: str = "w", version: int | None = None) -> leasing.Allowance:
-        latest = self.ledger.latest_weights
-        assert latest
+        if version is None:
+            assert self.ledger.latest_weights
+            version = self.ledger.latest_weights.id.version
         return leasing.allowance(
-            self.ledger,
-            self.settings,
-            worker_id=worker,
-            version=latest.id.version if version is None else version,
-            store_held_bytes=0,
+            self.ledger, self.settings, worker_id=worker, version=version, store_held_bytes=0
         )
 
     def lease(
