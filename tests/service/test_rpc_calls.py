@@ -40,12 +40,14 @@ class Store:
         self.called = asyncio.Event()
         self.cancelled = asyncio.Event()
 
-    async def get_status(self, _request: object, _context: Any) -> pb.GetStoreStatusResponse:
+    async def get_status(self, _request: object, context: Any) -> pb.GetStoreStatusResponse:
         self.call_count += 1
         self.called.set()
         step = self.script.pop(0) if self.script else None
         if isinstance(step, Exception):
             raise step
+        if step == "cancel":
+            await context.abort(grpc.StatusCode.CANCELLED)
         if step == "hang":
             try:
                 await asyncio.Event().wait()
@@ -158,6 +160,14 @@ async def test_a_call_under_way_in_a_server_that_stops_is_made_again(peers: Peer
     await peers.start(Store(), address)
 
     assert (await asking).capacity_bytes == 7
+
+
+async def test_a_call_that_the_server_cancels_is_made_again(peers: Peers) -> None:
+    """As it does with one that arrives just when it stops."""
+    store = Store("cancel")
+    _, address = await peers.start(store)
+    assert await peers.ask(address)
+    assert store.call_count == 2
 
 
 async def test_a_server_that_is_not_ready_is_asked_for_longer_than_the_channel_does(

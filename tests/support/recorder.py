@@ -31,6 +31,7 @@ _Answer = TypeVar("_Answer")
 OUTAGES = (
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.CANCELLED,  # by one that stops
     grpc.StatusCode.ABORTED,  # by a replay buffer that was fenced: the newer one will answer
 )
 AGAIN_S = 0.05

@@ -12,7 +12,7 @@ from pathlib import Path
 import grpc
 import pytest
 from killer import REDIS_ABOVE_ALL, carry_out, plan
-from long_run import KILLS, SEED, STEPS
+from long_run import KILLS, SEED, STEPS, only_in_a_long_run
 from scene import Scene, eventually, scene, small_config
 
 from headrace.v1 import replay_pb2
@@ -41,7 +41,13 @@ async def test_nothing_acknowledged_is_lost_when_redis_is_killed_at_random(tmp_p
 
 
 @pytest.mark.parametrize(
-    "victims", [("redis",), ("replay", "redis"), ("redis", "replay")], ids="+".join
+    "victims",
+    [
+        ("redis",),
+        ("replay", "redis"),
+        pytest.param(("redis", "replay"), marks=only_in_a_long_run),
+    ],
+    ids="+".join,
 )
 async def test_callers_wait_for_a_killed_redis_and_the_run_goes_on(
     tmp_path: Path, victims: tuple[str, ...]

@@ -21,8 +21,13 @@ from headrace.errors import (
 )
 from headrace.rpc.status import error_from
 
-REPEATED: Final = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
-"""The peer is away, or its answer was lost."""
+REPEATED: Final = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.CANCELLED,
+)
+"""The peer is away, its answer was lost, or it stopped under the call. (A call of ours that we
+cancel raises asyncio.CancelledError, and does not come here.)"""
 
 UNWELCOME: Final = (TokenRefusedError, ProtocolMismatchError, WrongRunError)
 """The peer will not speak with this process as it was started: only the user can change that."""
