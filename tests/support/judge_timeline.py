@@ -76,6 +76,7 @@ class Timeline:
         self.saved: dict[int, dict[str, dict[int, prompt_pb2.SessionRecord]]] = {}
         """Sessions of live prompts in each checkpoint."""
         self.covered = 0
+        self.was_restored = False
 
     def lives(self, lineage: str, version: int) -> bool:
         """Whether weights are of the living line, or of an ancestor up to its fork."""
@@ -189,7 +190,9 @@ class Timeline:
         prompt = self._find(group.uid)
         had = prompt.sessions
         if prompt.store != store:
-            had = self.saved.get(fork, {}).get(group.uid, {})
+            # A checkpoint that is older than a restored journal is known to the lost one only.
+            unknown = there if fork not in self.saved and self.was_restored else {}
+            had = self.saved.get(fork, {}).get(group.uid, unknown)
         for session, record in there.items():
             if had.get(session) != record:
                 self.say("line", f"{group.uid} has session {session}, which was not there")
@@ -268,4 +271,5 @@ class Timeline:
         self.circuit.cause = base.circuit.cause
         for weights in base.weights:
             self.published[weights.id.lineage, weights.id.version] = weights.checksum
+        self.was_restored = True
         self._returned = len(self.prompts)
