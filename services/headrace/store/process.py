@@ -138,7 +138,12 @@ async def _serve(
     config, process, store, restorer = parts.config, parts.process, parts.store, parts.restorer
     await restorer.backend.queue.open_probe()
     sweeper = Sweeper(
-        store, replay, address=address, waits=process.waits, stopping=process.stopping
+        store,
+        replay,
+        address=address,
+        waits=process.waits,
+        stopping=process.stopping,
+        unknown=restorer.begun.set,
     )
     saver = RowSaver(
         store,

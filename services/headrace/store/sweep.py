@@ -8,7 +8,7 @@ is never used again. The same calls tell it how full the store is.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import grpc
 
@@ -34,6 +34,7 @@ class Sweeper:
         address: Where the store listens, for those who ask the replay buffer.
         waits: Where that wait is registered.
         stopping: Ends that wait.
+        unknown: Told that the ledger does not know of any store.
 
     """
 
@@ -45,8 +46,10 @@ class Sweeper:
         address: str = "",
         waits: Waits,
         stopping: asyncio.Event,
+        unknown: Callable[[], None] = lambda: None,
     ) -> None:
         self.swept_count = 0
+        self._unknown = unknown
         self._address = address
         self._store = store
         self._replay = replay
@@ -105,6 +108,8 @@ class Sweeper:
             owner="replay",
             stopping=self._stopping,
         )
+        if answer.register_again:
+            self._unknown()
         return answer.dead_keys
 
 

@@ -1715,20 +1715,25 @@ class FindDeadTrajectoriesResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     DEAD_KEYS_FIELD_NUMBER: _builtins.int
+    REGISTER_AGAIN_FIELD_NUMBER: _builtins.int
+    register_again: _builtins.bool
+    """The ledger knows no store: its journal has begun anew. Register."""
     @_builtins.property
     def dead_keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Those of the keys that no live group records, and no current lease can
-        still record.
+        still record. None of them before the
+        run has weights, and while it is being resumed.
         """
 
     def __init__(
         self,
         *,
         dead_keys: _abc.Iterable[_builtins.str] | None = ...,
+        register_again: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dead_keys", b"dead_keys"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dead_keys", b"dead_keys", "register_again", b"register_again"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

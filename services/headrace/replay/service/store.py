@@ -37,6 +37,9 @@ class StoreCalls(Calls):
         if request.store_incarnation == self._ledger.store_incarnation:
             self._buffer.store_held_bytes = request.held_bytes
             self._buffer.wake()
-        dead = rows.find_dead(self._ledger, request.keys)
+        # A journal that was lost is begun anew, and may still get its groups from a checkpoint.
+        unsettled = self._ledger.is_fresh or self._ledger.is_resuming
+        dead = [] if unsettled else rows.find_dead(self._ledger, request.keys)
+        register_again = not self._ledger.store_capacity
         await self._buffer.settled()
-        return pb.FindDeadTrajectoriesResponse(dead_keys=dead)
+        return pb.FindDeadTrajectoriesResponse(dead_keys=dead, register_again=register_again)
