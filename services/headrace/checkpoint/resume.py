@@ -23,17 +23,18 @@ from typing import Final
 
 from headrace.checkpoint.changes import Changes
 from headrace.checkpoint.directory import CheckpointDirectory
-from headrace.checkpoint.lines import is_on_line
-from headrace.checkpoint.peers import KEYS_PER_CALL, Peers
+from headrace.checkpoint.leaving import leave_behind
+from headrace.checkpoint.peers import Peers
 from headrace.checkpoint.plan import BEGIN, FINISHED, RELOAD, RESTORE, Plan, under_way, wish_of
 from headrace.checkpoint.planner import Planner
+from headrace.checkpoint.resumed_rows import ResumedRows
 from headrace.checkpoint.snapshots import Snapshots
 from headrace.config.config import Config
-from headrace.errors import CannotResumeError, StoreFullError, TrainerFencedError
+from headrace.errors import TrainerFencedError
 from headrace.failpoints import reach
 from headrace.log import get_logger
 from headrace.v1 import checkpoint_pb2 as pb
-from headrace.v1 import replay_pb2, resume_pb2, store_pb2
+from headrace.v1 import replay_pb2, resume_pb2
 
 PHASES: Final = resume_pb2.ResumePhase
 PHASE_STORE: Final = resume_pb2.RESUME_PHASE_STORE
@@ -95,8 +96,7 @@ class Resume:
         self._changes = changes
         self._new_id = new_id
         self._begun = wall_clock()
-        self._store_incarnation = ""
-        self._rows_restored = False
+        self._rows = ResumedRows(peers, hold_s=config.checkpoint.deadline_s)
 
     @property
     def phase(self) -> resume_pb2.ResumePhase.ValueType:
@@ -130,7 +130,7 @@ class Resume:
         if self.phase < PHASE_STORE:
             await self._advance(PHASE_STORE)
         if self.phase == PHASE_STORE:
-            await self._rows(plan)
+            await self._rows.restore(self._resume_id, plan)
             reach("resume.store_done")
             await self._advance(PHASE_LEDGER)
         if self.phase == PHASE_LEDGER:
@@ -142,10 +142,10 @@ class Resume:
             )
             reach("resume.weights_done")
         if self.phase == PHASE_REISSUE:
-            await self._report_lost()
+            await self._rows.report_lost(self._resume_id)
             reach("resume.reissued")
             await self._advance(PHASE_WARMUP)
-        await self._release()
+        await self._rows.release(self._resume_id)
         if self.phase == PHASE_WARMUP:
             reach("resume.warmed_up")
             await self._advance(PHASE_OPEN, wait_for="the window to fill up", owner="feeder")
@@ -169,7 +169,7 @@ class Resume:
             stall_after_s=self._config.checkpoint.deadline_s,
         ):
             plan = await self._planner.plan(status, store, self._facts, begun=begun)
-        self._store_incarnation = store.store_incarnation
+        self._rows.store_incarnation = store.store_incarnation
         self.plan = plan
         for skipped in plan.skipped:
             log.warning("checkpoint_skipped", step=skipped.step, problems=list(skipped.problems))
@@ -207,57 +207,17 @@ class Resume:
                 f"trainer {self.incarnation} was succeeded by {status.trainer_incarnation}"
             )
 
-    # -- STORE
-
-    async def _rows(self, plan: Plan) -> None:
-        """Load rows from the checkpoint, if that is the plan and not done in this store's life."""
-        store = await self._peers.store_status()
-        if store.store_incarnation != self._store_incarnation:
-            self._store_incarnation, self._rows_restored = store.store_incarnation, False
-        if plan.store != RELOAD or self._rows_restored:
-            return
-        assert plan.manifest is not None
-        await self._hold()
-        request = store_pb2.RestoreRowsRequest(
-            restore_id=self._resume_id, part=plan.manifest.part("store")
-        )
-        try:
-            answer = await self._peers.work_of_store(
-                self._peers.store.RestoreRows, request, "trajectories to be restored"
-            )
-        except (CannotResumeError, StoreFullError) as error:
-            # Nothing is lost by it: what the store does not have is generated again.
-            log.warning("rows_not_restored", detail=str(error))
-            return
-        self._store_incarnation, self._rows_restored = answer.store_incarnation, True
-        log.info("rows_restored", rows=answer.row_count)
-
-    async def _hold(self) -> None:
-        request = store_pb2.HoldDeletionsRequest(
-            hold_id=self._resume_id, hold_s=self._config.checkpoint.deadline_s
-        )
-        await self._peers.ask_store(
-            self._peers.store.HoldDeletions, request, "deletions to be held back"
-        )
-
-    async def _release(self) -> None:
-        request = store_pb2.ReleaseDeletionsRequest(hold_id=self._resume_id)
-        await self._peers.ask_store(
-            self._peers.store.ReleaseDeletions, request, "deletions to go on"
-        )
-
     # -- LEDGER
 
     async def _ledger(self, plan: Plan) -> None:
         assert self.state is not None
         if not self.state.lineage:
-            await self._rows(
-                plan
-            )  # a coordinator before did, and is answered the same; or a store died
+            # A coordinator before did it, and is answered the same; or a store died since.
+            await self._rows.restore(self._resume_id, plan)
         request = replay_pb2.RollBackRequest(
             resume_id=self._resume_id,
             restore=plan.action == RESTORE,
-            store_incarnation=self._store_incarnation,
+            store_incarnation=self._rows.store_incarnation,
             salvage=plan.salvage,
         )
         if plan.manifest is not None and (plan.action == RESTORE or plan.store == RELOAD):
@@ -269,60 +229,8 @@ class Resume:
         self._come_to(answer.state)
         status = await self._peers.status()
         self._snapshots.saved_step = status.saved_step
-        await asyncio.to_thread(self._leave_behind, status, answer.state)
+        await asyncio.to_thread(leave_behind, self._directory, status.lineages, answer.state)
         reach("resume.moved_aside")
-
-    def _leave_behind(
-        self, status: replay_pb2.GetReplayStatusResponse, state: resume_pb2.ResumeState
-    ) -> None:
-        """Move aside what is not of the new line's past, and point to what it goes on from."""
-        stays = False
-        for found in self._directory.find():
-            manifest = found.manifest
-            if manifest is not None:
-                stays = is_on_line(manifest.lineage, found.step, status.lineages)
-            else:  # nobody can tell; what a step of the new line will want goes
-                stays = found.step < state.step
-            if not stays:
-                line = manifest.lineage if manifest else state.parent
-                self._directory.move_aside(found, line)
-                log.info("checkpoint_abandoned", step=found.step, lineage=line)
-        here = self._directory.storage.list_steps()
-        self._directory.point_to(state.step if state.step in here else 0)
-
-    # -- REISSUE
-
-    async def _report_lost(self) -> None:
-        """Compare the ledger's rows with the store's, each read back."""
-        page_token, lost_count = "", 0
-        while True:
-            page = await self._peers.ask_replay(
-                self._peers.replay.ListTrajectories,
-                replay_pb2.ListTrajectoriesRequest(page_token=page_token),
-                "the keys of trajectories",
-            )
-            for first in range(0, len(page.keys), KEYS_PER_CALL):
-                lost_count += await self._report_lost_of(page.keys[first : first + KEYS_PER_CALL])
-            page_token = page.next_page_token
-            if not page_token:
-                break
-        log.info("rows_checked", lost=lost_count)
-
-    async def _report_lost_of(self, keys: list[str]) -> int:
-        checked = await self._peers.work_of_store(
-            self._peers.store.CheckTrajectories,
-            store_pb2.CheckTrajectoriesRequest(keys=keys),
-            "trajectories to be checked",
-        )
-        if checked.missing_keys:
-            await self._peers.ask_replay(
-                self._peers.replay.ReportLostTrajectories,
-                replay_pb2.ReportLostTrajectoriesRequest(
-                    resume_id=self._resume_id, keys=checked.missing_keys
-                ),
-                "lost trajectories to be noted",
-            )
-        return len(checked.missing_keys)
 
     # -- all
 
