@@ -227,7 +227,10 @@ class Ledger:
                 if ended.end == replay_pb2.LEASE_END_EXPIRED:
                     group.expiries += 1
                 elif ended.end == replay_pb2.LEASE_END_FAILED:
-                    group.failures += event.worker_id not in self.circuit.ejected
+                    # While the circuit is open nobody knows whose fault it is; its closing says.
+                    group.failures += not (
+                        self.circuit.is_open or event.worker_id in self.circuit.ejected
+                    )
                     group.last_error = ended.error
                 self.touch(group)
             if ended.end == replay_pb2.LEASE_END_FAILED:
