@@ -41,7 +41,7 @@ from headrace.v1 import replay_pb2 as pb
 from headrace.v1 import resume_pb2, store_pb2
 from simulation.engine import PAUSE, Party, Thread, Work
 from simulation.replay import RUN_ID
-from simulation.storage import PARTS, Damaged, digest_of
+from simulation.storage import PARTS, DamagedError, digest_of
 
 if TYPE_CHECKING:
     from simulation.world import World
@@ -349,9 +349,11 @@ class Coordinator(Party):
     # -- resumes
 
     @property
-    def is_resuming(self) -> bool:
-        """Whether a resume is under way, as far as this life knows."""
-        return not self.is_up or (self._resume is not None and not self._resume.is_over)
+    def is_busy(self) -> bool:
+        """Whether a resume or a snapshot is under way, as far as this life knows."""
+        resumes = self._resume is not None and not self._resume.is_over
+        saves = self._snapshot is not None and not self._snapshot.is_over
+        return not self.is_up or resumes or saves
 
     def resume(self, request: tuple[int, int]) -> Generator[Any, Any, Resume]:
         """Drive this trainer's resume, and wait for a phase of it."""
@@ -434,7 +436,7 @@ class Coordinator(Party):
         if step:
             try:
                 resume.seen = self.world.storage.read(self.world.storage.uri(step), "trainer")
-            except Damaged as error:
+            except DamagedError as error:
                 raise CannotResumeError(str(error)) from error
         else:
             resume.seen = ()
@@ -490,7 +492,8 @@ class Coordinator(Party):
             resume.store_incarnation, resume.rows_restored = incarnation, False
         if resume.store != RELOAD or resume.rows_restored:
             return
-        assert resume.manifest and resume.state
+        assert resume.manifest
+        assert resume.state
         resume_id = resume.state.resume_id
         yield from self.ask("store", "hold", (resume_id, DEADLINE_S))
         uri = self.world.storage.uri(resume.manifest.step)

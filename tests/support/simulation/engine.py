@@ -38,7 +38,7 @@ class Lost:
 LOST = Lost()
 
 
-class Violation(Exception):
+class ViolationError(Exception):
     """An invariant does not hold."""
 
 
@@ -115,7 +115,7 @@ class Party:
     def ended(self, thread: Thread, error: BaseException | None) -> None:
         """Told that a thread came to its end by itself."""
         if error is not None:
-            raise Violation(f"{self.name} broke: {error!r}") from error
+            raise ViolationError(f"{self.name} broke: {error!r}") from error
 
     # -- for the work of threads
 
@@ -195,7 +195,7 @@ class Engine:
         while timers and timers[0][0] <= self.tick:
             pool.append(heappop(timers)[2])
         if not pool:
-            raise Violation("I11: nothing can happen any more, and the run is not at its end")
+            raise ViolationError("I11: nothing can happen any more, and the run is not at its end")
         index = int(self.rng.random() * len(pool))
         item = pool[index]
         pool[index] = pool[-1]

@@ -80,7 +80,7 @@ class _Wait:
         self._wants = wants
 
     def __await__(self) -> Iterator[Any]:
-        return (yield self._wants)  # type: ignore[misc]  # what the scheduler sends back
+        return (yield self._wants)
 
 
 def wait_for(wants: Any) -> Any:

@@ -22,12 +22,11 @@ from simulation.model import (
     OPEN,
     PENDING,
     RUNNING,
-    SAMPLED,
     TRAINED,
     Model,
     check,
 )
-from simulation.scenario import B, N
+from simulation.scenario import B
 from simulation.storage import PARTS, TORN
 
 if TYPE_CHECKING:
@@ -43,7 +42,7 @@ KEEP_CUTS = 12
 
 
 class Judge:
-    """Raises Violation as soon as something does not hold."""
+    """Raises ViolationError as soon as something does not hold."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -270,10 +269,10 @@ class Judge:
         A trainer that finds it missing says so, and it is made again.
         """
         group = self.model.groups.get(key.split("_")[0])
-        if group and group.state in LIVE and store.disk.incarnation == self.model.store:
-            if any(session.key == key for session in group.sessions.values()):
-                self._gone_late.add(key)
-                self.counts["rows_deleted_late"] += 1
+        live = group and group.state in LIVE and store.disk.incarnation == self.model.store
+        if live and group and any(session.key == key for session in group.sessions.values()):
+            self._gone_late.add(key)
+            self.counts["rows_deleted_late"] += 1
 
     def check_rows(self) -> None:
         """All rows that live groups record are in the store, once nothing is pending."""
@@ -326,7 +325,9 @@ class Judge:
     def manifest_written(self, step: int) -> None:
         """A checkpoint is complete: all of its parts are of one cut."""
         storage, uri = self.world.storage, self.world.storage.uri(step)
-        check(not any(part is TORN for part in storage.directories[step].parts.values()), "I9: torn")
+        check(
+            not any(part is TORN for part in storage.directories[step].parts.values()), "I9: torn"
+        )
         check(not storage.look(step).problems, f"I9: {uri}: {storage.look(step).problems}")
         directory = storage.directories[step]
         manifest, parts = directory.manifest, directory.parts

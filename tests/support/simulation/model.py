@@ -13,7 +13,7 @@ from typing import Any
 
 from headrace.v1 import journal_pb2, prompt_pb2
 from headrace.v1 import replay_pb2 as pb
-from simulation.engine import Violation
+from simulation.engine import ViolationError
 from simulation.scenario import B, N, Scenario
 
 PENDING, RUNNING, FINISHED, FAILED, SAMPLED, TRAINED, DROPPED = (
@@ -52,7 +52,7 @@ class Group:
 def check(holds: bool, text: str) -> None:
     """Raise unless it holds."""
     if not holds:
-        raise Violation(text)
+        raise ViolationError(text)
 
 
 class Model:

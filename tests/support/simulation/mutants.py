@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 from unittest.mock import patch
 
+from headrace.errors import WeightsUnknownError
 from headrace.replay import cutting, feeding, leasing, resuming, sampling
 from headrace.replay import ledger as ledger_module
 from headrace.replay.buffer import ReplayBuffer
+from headrace.replay.group import RUNNING
 from headrace.replay.groups import GroupTable
 from headrace.replay.ledger import Ledger
 from headrace.replay.service.feeder import FeederCalls
@@ -63,9 +66,9 @@ def _open_at_once() -> list[Patch]:
 
 
 def _repeats_registered() -> list[Patch]:
-    right = feeding.register_prompts
+    right: Any = feeding.register_prompts
 
-    def wrong(ledger: Any, settings: Any, *, first_ordinal: int, prompts: Any, **more: Any) -> int:
+    def wrong(ledger: Any, settings: Any, *, first_ordinal: int, prompts: Any, **more: Any) -> Any:
         if first_ordinal < ledger.cursor:
             prompts = [pb.NewPrompt(uid=f"{p.uid}x{ledger.cursor}") for p in prompts]
         return right(ledger, settings, first_ordinal=ledger.cursor, prompts=prompts, **more)
@@ -76,7 +79,7 @@ def _repeats_registered() -> list[Patch]:
 def _any_attempt() -> list[Patch]:
     def wrong(ledger: Any, worker_id: str, ref: Any) -> Any:
         group = ledger.groups.get(ref.uid)
-        return group if group and group.state == leasing.RUNNING else None
+        return group if group and group.state == RUNNING else None
 
     return [(leasing, "holder", wrong)]
 
@@ -89,9 +92,9 @@ def _answered_before_durable() -> list[Patch]:
 
 
 def _a_whole_window_more() -> list[Patch]:
-    right = feeding.demand
+    right: Any = feeding.demand
 
-    def wrong(ledger: Any, settings: Any) -> int:
+    def wrong(ledger: Any, settings: Any) -> Any:
         count = right(ledger, settings)
         resume = ledger.resume
         if resume and resume.phase == resuming.WARMUP and not resume.topped_up_count:
@@ -105,7 +108,7 @@ def _a_whole_window_more() -> list[Patch]:
 def _weights_of_any_line() -> list[Patch]:
     def wrong(ledger: Any, weights: Any, checksum: str) -> None:
         if not any(version == weights.version for _, version in ledger.weights):
-            raise leasing.WeightsUnknownError("never published")
+            raise WeightsUnknownError("never published")
 
     return [(leasing, "check_weights", wrong)]
 
@@ -115,7 +118,7 @@ def _old_trainers_heard() -> list[Patch]:
 
 
 def _newest_first() -> list[Patch]:
-    right = sampling.islice
+    right = islice
     return [(sampling, "islice", lambda groups, need: right(reversed(list(groups)), need))]
 
 

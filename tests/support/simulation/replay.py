@@ -7,7 +7,10 @@ journal's medium, the place of `ledger.pb`, and the source of random ids.
 from __future__ import annotations
 
 import asyncio
+import zlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
@@ -18,6 +21,7 @@ from headrace.errors import (
     SnapshotFailedError,
     WriterFencedError,
 )
+from headrace.replay import compactor
 from headrace.replay.base import to_base
 from headrace.replay.buffer import ReplayBuffer
 from headrace.replay.compactor import CompactionSettings, Compactor
@@ -29,9 +33,9 @@ from headrace.replay.service import coordinator
 from headrace.replay.service.service import ReplayService
 from headrace.replay.workers import Workers
 from headrace.v1 import journal_pb2, resume_pb2, status_pb2
-from simulation.engine import TICK_S, Call, Party
+from simulation.engine import TICK_S, Call, Party, Work
 from simulation.journal import MemoryCommitter, MemoryJournal, wait_for
-from simulation.storage import Damaged
+from simulation.storage import DamagedError
 
 if TYPE_CHECKING:
     from simulation.world import World
@@ -200,7 +204,7 @@ class Replay(Party):
         self.world.judge.enqueued(self, records)
 
     def _written(self, records: Sequence[journal_pb2.JournalRecord], digest: int) -> None:
-        self.world.digest ^= digest
+        self.world.digest = zlib.crc32(b"%d" % digest, self.world.digest)
         if self.world.journal is self.journal:
             self.world.judge.durable(self, records)
 
@@ -241,7 +245,7 @@ class _Relay:
         self._work = work
         self._caller = caller
 
-    def __await__(self) -> Iterator[Any]:
+    def __await__(self) -> Work:
         value = None
         try:
             while True:
@@ -265,28 +269,34 @@ async def _to_thread(work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any
     return result
 
 
-def bind(world: World) -> None:
-    """Let the service's module take what is not pure from this world, from now on.
+@contextmanager
+def bound(world: World) -> Iterator[None]:
+    """Let the service's modules take what is not pure from this world, for a while.
 
-    Only one world lives at a time in a process.
+    Only one world is bound at a time in a process.
     """
-    from headrace.replay import compactor
-
     threads = SimpleNamespace(to_thread=_to_thread, Event=asyncio.Event, Lock=asyncio.Lock)
-    module: Any = coordinator
-    module.asyncio = threads
-    module.uuid = SimpleNamespace(uuid4=lambda: SimpleNamespace(hex=world.token()))
-    module.time = SimpleNamespace(time=world.now_s)
-    module.reach = lambda _: None
-    module.write_cut = lambda journal, position, *, uri, keep_settled: _write_cut(
-        world, journal, position, uri, keep_settled
-    )
-    module.read_cut = lambda part: _read_cut(world, part)
-    cast("Any", compactor).asyncio = threads
+    changes: list[tuple[Any, str, Any]] = [
+        (coordinator, "asyncio", threads),
+        (coordinator, "uuid", SimpleNamespace(uuid4=lambda: SimpleNamespace(hex=world.token()))),
+        (coordinator, "time", SimpleNamespace(time=world.now_s)),
+        (coordinator, "reach", lambda _: None),
+        (coordinator, "write_cut", partial(_write_cut, world)),
+        (coordinator, "read_cut", partial(_read_cut, world)),
+        (compactor, "asyncio", threads),
+    ]
+    before = [(module, name, getattr(module, name)) for module, name, _ in changes]
+    for module, name, value in changes:
+        setattr(module, name, value)
+    try:
+        yield
+    finally:
+        for module, name, value in before:
+            setattr(module, name, value)
 
 
 def _write_cut(
-    world: World, journal: Journal, position: int, uri: str, keep_settled: int
+    world: World, journal: Journal, position: int, *, uri: str, keep_settled: int
 ) -> resume_pb2.CheckpointPart:
     if world.write_fails():
         raise SnapshotFailedError("the disk is full")
@@ -298,5 +308,5 @@ def _write_cut(
 def _read_cut(world: World, part: resume_pb2.CheckpointPart) -> journal_pb2.LedgerBase:
     try:
         return journal_pb2.LedgerBase.FromString(world.storage.read(part.uri, "ledger"))
-    except (Damaged, HeadraceError) as error:
+    except (DamagedError, HeadraceError) as error:
         raise CannotResumeError(f"the ledger in {part.uri} cannot be read: {error}") from error

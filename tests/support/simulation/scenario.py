@@ -84,7 +84,7 @@ class Scenario:
 def scenario(seed: int) -> Scenario:
     """Make the scenario of a seed."""
     draw = random.Random(f"scenario {seed}")
-    save_freq = draw.choice([1, 1, 2, 2, 3, 0])
+    save_freq = draw.choice([1, 1, 2, 2, 4, 0])
     epochs = draw.choice([1, 1, 2])
     row_count = draw.choice([24, 22, 28, 32, 40]) // epochs
     strategy: Literal["drop", "wait", "none"] = draw.choice(["drop", "drop", "wait", "none"])
@@ -141,7 +141,7 @@ def _faults(draw: random.Random) -> Faults:
         freeze=draw.choice([0.0, 0.001, 0.003]),
         store_loss=draw.choice([0.0, 0.0005, 0.002]),
         journal_loss=draw.choice([0.0, 0.0, 0.0005, 0.002]),
-        damage=draw.choice([0.0, 0.001, 0.004]),
+        damage=draw.choice([0.0, 0.004, 0.012]),
         lost=network,
         repeated=draw.choice([0.0, 0.01, 0.05]),
         late=draw.choice([0.0, 0.005, 0.02]),

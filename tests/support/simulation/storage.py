@@ -10,7 +10,7 @@ from headrace.checkpoint.directory import Found
 from headrace.checkpoint.manifest import Manifest
 
 
-class Damaged(Exception):
+class DamagedError(Exception):
     """A part is missing, or is not what its manifest says."""
 
 
@@ -55,13 +55,13 @@ class Storage:
         """Read a part.
 
         Raises:
-            Damaged: it is not there, or not whole.
+            DamagedError: it is not there, or not whole.
 
         """
         directory = self.directories.get(_step(uri))
         content = directory.parts.get(part) if directory else None
         if content is None or content is TORN:
-            raise Damaged(f"{uri}/{part}")
+            raise DamagedError(f"{uri}/{part}")
         return content
 
     def remove(self, step: int) -> None:

@@ -14,7 +14,7 @@ from headrace.errors import (
 )
 from headrace.v1 import replay_pb2 as pb
 from simulation.engine import PAUSE, TICK_S, Party, Work
-from simulation.storage import Damaged
+from simulation.storage import DamagedError
 
 if TYPE_CHECKING:
     from simulation.world import World
@@ -194,7 +194,7 @@ class Store(Party):
                 return self.disk.incarnation
             try:
                 _, content = self.world.storage.read(uri, "store")
-            except Damaged as error:
+            except DamagedError as error:
                 raise CannotResumeError(f"{error} is damaged") from error
             yield PAUSE
             self.disk.incarnation = f"s{self.world.token()}"

@@ -93,8 +93,8 @@ class Worker(Party):
             held = held[len(some) :]
             yield from self._deliver(some, leased_with, ends)
         if ends:
-            request = pb.EndLeasesRequest(worker_id=self.worker_id, leases=ends)
-            yield from self.ask("replay", "EndLeases", request)
+            ended = pb.EndLeasesRequest(worker_id=self.worker_id, leases=ends)
+            yield from self.ask("replay", "EndLeases", ended)
 
     def _deliver(
         self, leases: list[Any], leased_with: prompt_pb2.WeightsId, ends: list[pb.EndedLease]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from simulation.coordinator import Coordinator
-from simulation.engine import Engine, Party, Violation
+from simulation.engine import Engine, Party, ViolationError
 from simulation.faults import FaultPlan
 from simulation.feeder import Feeder
 from simulation.journal import MemoryJournal
 from simulation.judge import Judge
-from simulation.replay import Replay, bind
+from simulation.replay import Replay, bound
 from simulation.scenario import Scenario
 from simulation.storage import TORN, Storage
 from simulation.store import Disk, Store
@@ -39,7 +39,6 @@ class World(Engine):
             self._order.append(order)
         self._uids = [f"e{epoch}r{row}" for epoch, order in enumerate(self._order) for row in order]
         self.judge = Judge(self)
-        bind(self)
         self._bring_up("store", Store)
         self._bring_up("replay", Replay)
         self._bring_up("coordinator", Coordinator)
@@ -144,17 +143,16 @@ class World(Engine):
     def damage_checkpoint(self) -> None:
         """Hurt the newest checkpoint, if there is another one to go back to.
 
-        Not while a resume is under way: one whose checkpoint was read and then hurt is refused.
+        Not while a resume or a snapshot is under way: one whose checkpoint was read and then hurt
+        is refused.
         """
         coordinator = self.parties["coordinator"]
-        if not isinstance(coordinator, Coordinator) or coordinator.is_resuming:
+        if not isinstance(coordinator, Coordinator) or coordinator.is_busy:
             return
         found = [self.storage.look(step) for step in sorted(self.storage.directories)]
-        whole = [one.step for one in found if one.manifest and not one.problems]
-        ledger = self.parties["replay"]
-        assert isinstance(ledger, Replay)
-        covered = ledger.buffer.ledger.groups.covered_step
-        if len(whole) > 1 and whole[-2] >= covered:
+        kept = [one for one in found if one.manifest][-self.scenario.keep_checkpoints :]
+        whole = [one.step for one in kept if not one.problems]
+        if len(whole) > 1:
             part = self.rng.choice(["ledger", "store", "trainer"])
             self.storage.directories[whole[-1]].parts[part] = TORN
             self.judge.counts["damaged"] += 1
@@ -172,16 +170,17 @@ class World(Engine):
         """Run until the trainer is done and the feeder has accounted for every row.
 
         Raises:
-            Violation: something does not hold.
+            ViolationError: something does not hold.
 
         """
         healed_at = 0
-        while not (self.is_done and self.feeder_is_done and not self._is_open):
-            self.step()
-            if not self.faults_on:
-                healed_at = healed_at or self.transitions
-                if self.transitions - healed_at > self.scenario.heal_limit:
-                    raise Violation("I11: faults are over, and the run comes to no end")
+        with bound(self):
+            while not (self.is_done and self.feeder_is_done and not self._is_open):
+                self.step()
+                if not self.faults_on:
+                    healed_at = healed_at or self.transitions
+                    if self.transitions - healed_at > self.scenario.heal_limit:
+                        raise ViolationError("I11: faults are over, and the run comes to no end")
         self.judge.ended()
 
     @property
