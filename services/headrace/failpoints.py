@@ -50,7 +50,7 @@ FAILPOINTS: Final[Mapping[str, str]] = {
     "trainer.loaded": "trainer",  # its state is loaded, nothing is published
     "resume.weights_done": "checkpoint",  # a worker has confirmed the weights
     "resume.reissued": "checkpoint",  # rows are checked, WARMUP has not begun
-    "resume.warmed_up": "checkpoint",  # the window is full, not OPEN yet
+    "resume.warmed_up": "checkpoint",  # WARMUP has begun, the window may not be full yet
     "resume.open": "checkpoint",  # OPEN is journaled, the trainer does not know
     # A step.
     "trainer.sampled": "trainer",  # a batch is sampled, not read

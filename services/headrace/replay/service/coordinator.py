@@ -73,9 +73,14 @@ class CoordinatorCalls(Calls):
 
         """
         await self._buffer.settled()
-        async with self._buffer.journal_reader:
-            cutting.cut_of(self._ledger, snapshot_id)
-            made = await asyncio.to_thread(use, self._journal, position)
+
+        async def load() -> _T:
+            async with self._buffer.journal_reader:
+                cutting.cut_of(self._ledger, snapshot_id)
+                return await asyncio.to_thread(use, self._journal, position)
+
+        # A caller that goes away does not end the thread: the next cut waits for it.
+        made = await asyncio.shield(asyncio.ensure_future(load()))
         cutting.cut_of(self._ledger, snapshot_id)
         return made
 
