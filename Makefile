@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check format chaos test-compose docker/wheels/torch bench proto docs clean
+.PHONY: help run test check format chaos simulate test-compose docker/wheels/torch bench proto docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z/-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -42,6 +42,12 @@ format: $(VENV)/.installed ## format and fix what can be fixed
 
 chaos: $(VENV)/.installed ## kill processes, and Redis, for a long while
 	HEADRACE_CHAOS_KILLS=$${HEADRACE_CHAOS_KILLS:-50} $(BIN)/pytest -q -m chaos --timeout 3600
+
+SEEDS ?= 1000000 9999999
+TRANSITIONS ?= 1000000000
+
+simulate: $(VENV)/.installed ## simulate runs with faults by seed, for hours (SEEDS="FIRST LAST", TRANSITIONS=N)
+	PYTHONPATH=tests/support $(BIN)/python -m simulation $(SEEDS) --transitions $(TRANSITIONS)
 
 test-compose: $(VENV)/.installed ## run docker-compose.yml for real; needs a Docker engine
 	docker compose -p headrace-test -f docker-compose.yml build

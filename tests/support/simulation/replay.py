@@ -262,6 +262,11 @@ class _Relay:
 _STATUS = status_pb2.ProcessStatus()
 
 
+def _itself(work: Any) -> Any:
+    """Await it here: callers do not go away in the middle, their answers get lost."""
+    return work
+
+
 async def _to_thread(work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     await wait_for(("pause",))
     result = work(*args, **kwargs)
@@ -275,7 +280,7 @@ def bound(world: World) -> Iterator[None]:
 
     Only one world is bound at a time in a process.
     """
-    threads = SimpleNamespace(to_thread=_to_thread, Event=asyncio.Event, Lock=asyncio.Lock)
+    threads = SimpleNamespace(to_thread=_to_thread, ensure_future=_itself, shield=_itself)
     changes: list[tuple[Any, str, Any]] = [
         (coordinator, "asyncio", threads),
         (coordinator, "uuid", SimpleNamespace(uuid4=lambda: SimpleNamespace(hex=world.token()))),

@@ -86,7 +86,7 @@ class World(Engine):
         if loses_all and name == "store":
             self.disk = Disk()
             self.judge.counts["lost_stores"] += 1
-        if loses_all and name == "replay":
+        if loses_all and name == "replay" and not self.is_done:  # then nobody would restore it
             self.journal = MemoryJournal()
             self.judge.journal_lost()
             self.judge.counts["lost_journals"] += 1
