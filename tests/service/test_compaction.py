@@ -58,3 +58,19 @@ async def test_a_restart_from_a_base_gives_the_same_ledger(
         uid = f"e0r{4 * (12 + after_compaction) - 1}"
         located = await replay.stub.LocatePrompt(pb.LocatePromptRequest(uid=uid))
         assert located.history[0].name == "prompts_registered"
+
+
+async def test_the_running_ledger_forgets_in_slices_what_the_base_forgot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.replay.compactor.FORGET_AT_ONCE", 3)
+    journal = FileJournal(tmp_path, fsync=False)
+    async with replay_server(journal, settings(window_size=4)) as replay:
+        incarnation = await replay.begin()
+        rules = CompactionSettings(every_events=10, keep_settled=6, keep_events=0)
+        await train(replay, incarnation, 1, 10)
+        await Compactor(replay.buffer, journal, rules).compact()
+        table = replay.buffer.ledger.groups
+        assert len(table) == 6 + replay.buffer.ledger.live_count
+        assert table.fed_count == 40 + replay.buffer.ledger.live_count
+        assert (await replay.stub.Audit(pb.AuditRequest())).ok

@@ -17,6 +17,10 @@ from headrace.replay.journal.base import Journal
 from headrace.replay.load import load_until
 
 
+FORGET_AT_ONCE = 2000
+"""Settled groups; some ten milliseconds."""
+
+
 @dataclass(frozen=True)
 class CompactionSettings:
     """When, and how much stays."""
@@ -69,10 +73,20 @@ class Compactor:
         position = self._buffer.committer.position
         async with self._buffer.journal_reader:
             await asyncio.to_thread(self._write_base, position)
-        self._buffer.ledger.groups.forget_settled(
-            self._settings.keep_settled, keep_uncovered=self._settings.keep_uncovered
-        )
+        await self._forget()
         return position
+
+    async def _forget(self) -> None:
+        """Have the running ledger forget what the base forgot, a slice in each turn."""
+        while True:
+            forgotten = self._buffer.ledger.groups.forget_settled(
+                self._settings.keep_settled,
+                keep_uncovered=self._settings.keep_uncovered,
+                most=FORGET_AT_ONCE,
+            )
+            if forgotten < FORGET_AT_ONCE:
+                return
+            await asyncio.sleep(0)
 
     def _write_base(self, position: int) -> None:
         ledger = load_until(self._journal, position)

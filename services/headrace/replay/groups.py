@@ -125,16 +125,31 @@ class GroupTable:
         """Whether a rollback may make it live again."""
         return group.state == TRAINED and group.step > self.covered_step
 
-    def forget_settled(self, keep: int, *, keep_uncovered: bool = False) -> None:
-        """Forget all but the last `keep` settled groups, and what settled since an uncovered one."""
+    def forget_settled(
+        self, keep: int, *, keep_uncovered: bool = False, most: int | None = None
+    ) -> int:
+        """Forget all but the last `keep` settled groups, and what settled since an uncovered one.
+
+        Args:
+            keep: How many stay.
+            keep_uncovered: Whether groups that a rollback may make live again stay, too.
+            most: Forget so many at once.
+
+        Returns:
+            How many were forgotten; fewer than `most` when it is done.
+
+        """
+        excess = max(0, len(self._settled) - keep)
         # In one pass: to look for a dict's first entry again and again costs its size each time.
-        for uid in list(islice(self._settled, max(0, len(self._settled) - keep))):
+        oldest = list(islice(self._settled, excess if most is None else min(excess, most)))
+        for number, uid in enumerate(oldest):
             group = self._by_uid[uid]
             if keep_uncovered and self.is_uncovered(group):
-                return
+                return number
             self._remove_settled(group)
             del self._by_uid[group.uid], self.by_ordinal[group.ordinal]
             self.forgotten[group.state] += 1
+        return len(oldest)
 
     def recall_forgotten(self, trained: int, dropped: Mapping[int, int]) -> None:
         """Count groups that an earlier life forgot."""
