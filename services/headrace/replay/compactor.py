@@ -16,7 +16,6 @@ from headrace.replay.buffer import ReplayBuffer
 from headrace.replay.journal.base import Journal
 from headrace.replay.load import load_until
 
-
 FORGET_AT_ONCE = 2000
 """Settled groups; some ten milliseconds."""
 
