@@ -164,8 +164,8 @@ def _covered_too_early() -> list[Patch]:
 def _uncovered_forgotten() -> list[Patch]:
     right = GroupTable.forget_settled
 
-    def wrong(self: Any, keep: int, *, keep_uncovered: bool = False) -> None:
-        right(self, keep, keep_uncovered=False)
+    def wrong(self: Any, keep: int, *, keep_uncovered: bool = False, **more: Any) -> int:
+        return right(self, keep, keep_uncovered=False, **more)
 
     return [(GroupTable, "forget_settled", wrong)]
 
