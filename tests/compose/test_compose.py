@@ -22,6 +22,8 @@ ROOT = Path(__file__).parent.parent.parent
 COMPOSE = ["docker", "compose", "-p", "headrace-test", "-f", "docker-compose.yml",
            "-f", "docker/compose.test.yaml"]  # fmt: skip
 LOOK = ["--replay", "localhost:7000", "--token-file", "/certs/token", "--ca", "/certs/ca.pem"]
+STEPS = 300
+"""Of the run, in docker/compose.test.yaml: more than go by while everything is killed and cut."""
 OTHERS = ["redis", "replay", "feeder", "store", "checkpoint", "rollout"]
 """Everything but the trainer."""
 
@@ -137,7 +139,7 @@ def test_a_run_survives_what_happens_to_its_containers_and_ends() -> None:
     ended = status()
     assert ended["ended"]
     counts = ended["counts"]
-    assert int(counts["trained"]) == 120 * 32
-    assert int(ended["saved_step"]) == 120
+    assert int(counts["trained"]) == STEPS * 32
+    assert int(ended["saved_step"]) == STEPS
     told = ("counts", "regenerated", "resume", "lineages")
     print(json.dumps({key: ended.get(key) for key in told}, indent=2))
