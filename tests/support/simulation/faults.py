@@ -24,6 +24,7 @@ class FaultPlan:
                 (faults.freeze, self._freeze),
                 (faults.store_loss, self._lose_store),
                 (faults.journal_loss, self._lose_journal),
+                (faults.outage, self._outage),
                 (faults.damage, self._damage),
             )
             if rate
@@ -81,6 +82,11 @@ class FaultPlan:
 
     def _lose_journal(self) -> None:
         self._world.kill("replay", loses_all=True)
+
+    def _outage(self) -> None:
+        world = self._world
+        world.engines_fail_until = world.tick + int(100 + 600 * world.rng.random())
+        world.judge.counts["outages"] += 1
 
     def _damage(self) -> None:
         self._world.damage_checkpoint()

@@ -71,6 +71,42 @@ class MemoryJournal:
         """Do nothing."""
 
 
+class OpenJournal:
+    """The journal as one life of the replay buffer has it open: behind the fence of its epoch."""
+
+    def __init__(self, journal: MemoryJournal) -> None:
+        journal.writer_epoch += 1
+        self.writer_epoch = journal.writer_epoch
+        self.disk = journal
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.disk, name)
+
+    @property
+    def is_fenced(self) -> bool:
+        """Whether a newer life has the journal."""
+        return self.writer_epoch != self.disk.writer_epoch
+
+    def append(self, records: Sequence[journal_pb2.JournalRecord]) -> int:
+        """Append, unless fenced."""
+        self._check()
+        return self.disk.append(records)
+
+    def write_base(self, base: journal_pb2.LedgerBase) -> None:
+        """Keep the base, unless fenced."""
+        self._check()
+        self.disk.write_base(base)
+
+    def trim(self, before_position: int) -> None:
+        """Trim, unless fenced."""
+        self._check()
+        self.disk.trim(before_position)
+
+    def _check(self) -> None:
+        if self.is_fenced:
+            raise WriterFencedError("a newer replay buffer owns the run")
+
+
 class _Wait:
     """Hands what a coroutine waits for to the scheduler."""
 
@@ -100,7 +136,7 @@ class MemoryCommitter:
 
     def __init__(
         self,
-        journal: MemoryJournal,
+        journal: OpenJournal,
         *,
         written: Callable[[Sequence[journal_pb2.JournalRecord], int], None],
         enqueued: Callable[[], None],
@@ -110,7 +146,6 @@ class MemoryCommitter:
         self._written = written
         self._enqueued = enqueued
         self._go_on = go_on
-        self._epoch = journal.writer_epoch
         self._queue: list[journal_pb2.JournalRecord] = []
         self._waiting: list[tuple[int, Any]] = []
         self.position = journal.position
@@ -144,7 +179,7 @@ class MemoryCommitter:
 
     def tear(self, count: int) -> None:
         """Die in the middle of an append: so many records are durable, and nobody knows."""
-        if self._epoch == self._journal.writer_epoch:
+        if not self._journal.is_fenced:
             self._write(min(count, len(self._queue)))
 
     @property
@@ -153,9 +188,7 @@ class MemoryCommitter:
         return len(self._queue)
 
     def _write(self, count: int) -> None:
-        if self._epoch != self._journal.writer_epoch:
-            raise WriterFencedError("a newer replay buffer owns the run")
+        digest = self._journal.append(self._queue[:count])
         batch, self._queue = self._queue[:count], self._queue[count:]
-        digest = self._journal.append(batch)
         self.position = self._journal.position
         self._written(batch, digest)

@@ -146,7 +146,7 @@ class Judge:
 
     def replied(self, replay: Replay, call: Call, method: str, request: Any, answer: Any) -> None:
         """What an answer says is durable."""
-        if replay.journal is not self.world.journal or replay.is_fenced:
+        if replay.journal.disk is not self.world.journal or replay.is_fenced:
             return  # it tells what was, to those who still ask it
         look = _ANSWERS.get(method)
         if look:

@@ -34,7 +34,7 @@ from headrace.replay.service.service import ReplayService
 from headrace.replay.workers import Workers
 from headrace.v1 import journal_pb2, resume_pb2, status_pb2
 from simulation.engine import TICK_S, Call, Party, Work
-from simulation.journal import MemoryCommitter, MemoryJournal, wait_for
+from simulation.journal import MemoryCommitter, OpenJournal, wait_for
 from simulation.storage import DamagedError
 
 if TYPE_CHECKING:
@@ -101,9 +101,8 @@ class Replay(Party):
     def __init__(self, world: World) -> None:
         super().__init__(world)
         scenario = world.scenario
-        self.journal: MemoryJournal = world.journal
-        self.journal.writer_epoch += 1
-        self.epoch = self.journal.writer_epoch
+        self.journal = OpenJournal(world.journal)
+        self._is_compacting = False
         self.serving: Party | None = None
         """Whose call is being served."""
         self.newest_trainer: Party | None = world.judge.newest_trainer
@@ -173,7 +172,7 @@ class Replay(Party):
     @property
     def is_fenced(self) -> bool:
         """Whether a newer life has the journal."""
-        return self.epoch != self.journal.writer_epoch
+        return self.journal.is_fenced
 
     # -- what the buffer wants
 
@@ -205,7 +204,7 @@ class Replay(Party):
 
     def _written(self, records: Sequence[journal_pb2.JournalRecord], digest: int) -> None:
         self.world.digest = zlib.crc32(b"%d" % digest, self.world.digest)
-        if self.world.journal is self.journal:
+        if self.world.journal is self.journal.disk:
             self.world.judge.durable(self, records)
 
     def _sync(self) -> None:
@@ -232,9 +231,17 @@ class Replay(Party):
                 self.spawn(self._compact())
         self.world.later(EXPIRE_EVERY_TICKS + frozen, self._tick)
 
-    def _compact(self) -> Any:
-        if not self.is_fenced:
+    def _compact(self) -> Work:
+        if self._is_compacting or not self._compactor.is_due:
+            return
+        self._is_compacting = True
+        try:
             yield from self._compactor.compact().__await__()
+        except (JournalDamagedError, WriterFencedError):
+            if not self.is_fenced:
+                raise
+        finally:
+            self._is_compacting = False
 
 
 class _Relay:

@@ -24,6 +24,8 @@ class Faults:
     """The store dies and loses all rows, log or no log."""
     journal_loss: float = 0.0
     """The replay buffer dies and loses its whole journal."""
+    outage: float = 0.0
+    """All engines fail for a while: the circuit opens."""
     damage: float = 0.0
     """A file of a checkpoint loses its bytes, where an older checkpoint is there."""
     lost: float = 0.0
@@ -76,6 +78,7 @@ class Scenario:
             and not self.bad_rows
             and not self.long_rows
             and not self.fails
+            and not self.faults.outage
             and not rules.filter_groups
             and (self.row_count * rules.epochs) % B == 0
         )
@@ -141,6 +144,7 @@ def _faults(draw: random.Random) -> Faults:
         freeze=draw.choice([0.0, 0.001, 0.003]),
         store_loss=draw.choice([0.0, 0.0005, 0.002]),
         journal_loss=draw.choice([0.0, 0.0, 0.0005, 0.002]),
+        outage=draw.choice([0.0, 0.0, 0.0008]),
         damage=draw.choice([0.0, 0.004, 0.012]),
         lost=network,
         repeated=draw.choice([0.0, 0.01, 0.05]),

@@ -150,7 +150,8 @@ class Worker(Party):
 
     def _fails(self, lease: Any) -> bool:
         scenario = self.world.scenario
-        if self.world.row(lease.ordinal) in scenario.bad_rows:
+        out_of_order = self.world.tick < self.world.engines_fail_until
+        if out_of_order or self.world.row(lease.ordinal) in scenario.bad_rows:
             return True
         return scenario.fails > 0 and self.rng.random() < scenario.fails
 

@@ -30,7 +30,7 @@ class World(Engine):
         self.disk = Disk()
         self.feeder_is_done = False
         self.is_done = False
-        self.killed_count = 0
+        self.engines_fail_until = 0
         rows, epochs = scenario.row_count, scenario.rules.epochs
         self._order = []
         for _ in range(epochs):
@@ -80,7 +80,6 @@ class World(Engine):
             return
         if self.trace:
             self.trace(f"{self.tick} † {name}#{party.number}{' with all it had' * loses_all}")
-        self.killed_count += 1
         self.judge.counts[f"killed_{name.rstrip('0123456789')}"] += 1
         party.die()
         if loses_all and name == "store":
@@ -126,6 +125,7 @@ class World(Engine):
 
     def _heal(self) -> None:
         self.faults_on = False
+        self.engines_fail_until = 0
         for party in self.parties.values():
             party.frozen_until = 0
 
