@@ -245,15 +245,15 @@ async def test_data_and_configuration_must_be_the_checkpoint_s(world: World) -> 
 
 
 async def test_an_allowed_difference_is_a_note(world: World) -> None:
-    world.write(2, facts={"data.train_batch_size": "4"})
+    world.write(2, facts={"trainer.optim.lr": "0.1"})
 
     plan = await world.plan(
-        status(2, saved_step=2), facts={"data.train_batch_size": "8"}, allow=["batch_size"]
+        status(2, saved_step=2), facts={"trainer.optim.lr": "0.2"}, allow=["configuration"]
     )
 
     assert plan.step == 2
     assert plan.notes == (
-        "data.train_batch_size is 8, and 4 in the checkpoint: accepted by resume.allow",
+        "trainer.optim.lr is 0.2, and 0.1 in the checkpoint: accepted by resume.allow",
     )
 
 

@@ -157,3 +157,14 @@ def test_an_open_step_that_cannot_be_filled_does_not_keep_the_end_from_being_sav
     world.resume(1)
     assert world.ledger.open_step is None
     world.fine()
+
+
+def test_a_late_call_does_not_begin_a_snapshot_again_that_has_ended() -> None:
+    world = World(settings(saves=True))
+    world.step()
+    cutting.begin_cut(world.ledger, snapshot_id="a", step=1)
+    cutting.end_cut(world.ledger, snapshot_id="a", committed=True, oldest_step=1, error="")
+
+    with pytest.raises(SnapshotLostError):
+        cutting.begin_cut(world.ledger, snapshot_id="a", step=1)
+    assert world.ledger.snapshot is None

@@ -1,7 +1,7 @@
 """What must be the same when a run goes on as when it was saved, and what may change.
 
-    always the same   tokenizer, rollout.n (and the data set, which has its own fingerprint)
-    batch_size        data.train_batch_size
+    always the same   tokenizer, rollout.n, data.train_batch_size (and the data set, which has its
+                      own fingerprint)
     configuration     model, reward, algorithm, trainer.optim, trainer.parameter_sync_step
     free              everything else: window, threshold, workers, storage units, lease times, …
 
@@ -91,9 +91,7 @@ def compare(
 
 
 def _allowance(key: str) -> Allowance | None:
-    if key in (TOKENIZER, N):
-        return None
-    return "batch_size" if key == BATCH_SIZE else "configuration"
+    return None if key in (TOKENIZER, N, BATCH_SIZE) else "configuration"
 
 
 def _short(value: str | None) -> str:

@@ -30,7 +30,7 @@ from headrace.checkpoint.planner import Planner
 from headrace.checkpoint.resumed_rows import ResumedRows
 from headrace.checkpoint.snapshots import Snapshots
 from headrace.config.config import Config
-from headrace.errors import TrainerFencedError
+from headrace.errors import ResumeLostError, TrainerFencedError
 from headrace.failpoints import reach
 from headrace.log import get_logger
 from headrace.v1 import checkpoint_pb2 as pb
@@ -228,6 +228,9 @@ class Resume:
         reach("resume.ledger_done")
         self._come_to(answer.state)
         status = await self._peers.status()
+        if status.resume.resume_id != self._resume_id:
+            # The journal was lost just now: by its time lines everything would be left behind.
+            raise ResumeLostError(f"the resume {self._resume_id!r} is not the run's newest")
         self._snapshots.saved_step = status.saved_step
         await asyncio.to_thread(leave_behind, self._directory, status.lineages, answer.state)
         reach("resume.moved_aside")

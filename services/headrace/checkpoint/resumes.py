@@ -9,7 +9,7 @@ from typing import Final
 from headrace.checkpoint.changes import Changes
 from headrace.checkpoint.peers import Peers
 from headrace.checkpoint.resume import PHASE_OPEN, Resume
-from headrace.errors import NotReadyError, TrainerFencedError
+from headrace.errors import NotReadyError, ResumeLostError, TrainerFencedError
 from headrace.v1 import replay_pb2, resume_pb2
 
 NewResume = Callable[[int, Mapping[str, str]], Resume]
@@ -105,6 +105,9 @@ class Resumes:
         if error is None:
             assert resume.has_nothing_to_do or resume.phase == PHASE_OPEN
             return
+        if isinstance(error, ResumeLostError):
+            # Who asks again is told what became of it: a newer trainer, or another resume.
+            raise NotReadyError(str(error)) from error
         if isinstance(error, OSError):
             raise NotReadyError(f"the storage cannot be used: {error}") from error
         raise error

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from headrace.config.section import Section
 
-Allowance = Literal["new_lineage", "batch_size", "configuration"]
+Allowance = Literal["new_lineage", "configuration"]
 
 
 class CheckpointConfig(Section):
@@ -38,8 +38,8 @@ class ResumeConfig(Section):
     """`valid`: finished sessions that the checkpoint's weights, or older ones, have made are kept.
     `none`: everything that was not trained on is generated again."""
     allow: tuple[Allowance, ...] = ()
-    """Differences that are accepted: `new_lineage` (leave all checkpoints behind), `batch_size`,
-    `configuration` (model, algorithm, optimizer, reward)."""
+    """Differences that are accepted: `new_lineage` (leave all checkpoints behind), `configuration`
+    (model, algorithm, optimizer, reward)."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -83,6 +83,8 @@ def _type(annotation: Any) -> str:
     if origin is typing.Literal:
         return ", ".join(f"`{argument}`" for argument in arguments)
     if origin is tuple:
+        if arguments[-1] is Ellipsis:
+            return f"list of any of {_type(arguments[0])}"
         return f"list of {len(arguments)} {_type(arguments[0])}s"
     if origin is list:
         return f"list of {_type(arguments[0])}s"

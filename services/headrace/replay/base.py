@@ -81,6 +81,7 @@ def to_base(
         snapshot=ledger.snapshot,
         saved_step=ledger.saved_step,
         oldest_step=table.covered_step,
+        ended_snapshot=ledger.ended_snapshot,
         groups=[_to_stored(table, group) for group in table.in_order_of_settling()],
         forgotten_trained=table.forgotten[TRAINED],
         forgotten_dropped={
@@ -134,6 +135,7 @@ def from_base(base: journal.LedgerBase) -> Ledger:
     ledger.resume = base.resume if base.HasField("resume") else None
     ledger.snapshot = base.snapshot if base.HasField("snapshot") else None
     ledger.saved_step = base.saved_step
+    ledger.ended_snapshot = base.ended_snapshot
     ledger.groups.cover(base.oldest_step)
     _restore_circuit(ledger, base)
     ledger.groups.recall_forgotten(base.forgotten_trained, base.forgotten_dropped)

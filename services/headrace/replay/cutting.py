@@ -14,6 +14,7 @@ def begin_cut(ledger: Ledger, *, snapshot_id: str, step: int) -> None:
 
     Raises:
         InvalidFieldError: no id.
+        SnapshotLostError: that snapshot has ended; the call came late.
         StepOutOfOrderError: the step is not the last committed one, a step is open, or the run is
             being resumed.
 
@@ -23,6 +24,8 @@ def begin_cut(ledger: Ledger, *, snapshot_id: str, step: int) -> None:
     under_way = ledger.snapshot
     if under_way and under_way.snapshot_id == snapshot_id:
         return
+    if snapshot_id == ledger.ended_snapshot:
+        raise SnapshotLostError(f"the snapshot {snapshot_id!r} has ended")
     if step != ledger.committed_step or step < 1:
         raise StepOutOfOrderError(
             f"step {step} is not the last committed one, {ledger.committed_step}",

@@ -79,6 +79,8 @@ class Ledger:
         """The resume under way, or the last one."""
         self.snapshot: resume_pb2.SnapshotState | None = None
         """The snapshot under way."""
+        self.ended_snapshot = ""
+        """The last snapshot that ended."""
         self.saved_step = 0
         """The step of the newest checkpoint of this time line; 0 = there is none."""
         self._outbox: list[journal.JournalRecord] = []

@@ -29,6 +29,7 @@ def _on_snapshot_begun(ledger: Ledger, event: journal.SnapshotBegun) -> None:
 
 def _on_snapshot_ended(ledger: Ledger, event: journal.SnapshotEnded) -> None:
     ledger.snapshot = None
+    ledger.ended_snapshot = event.snapshot_id
     if event.committed:
         ledger.saved_step = event.step
         ledger.groups.cover(event.oldest_step)

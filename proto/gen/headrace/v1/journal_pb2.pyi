@@ -1333,6 +1333,7 @@ class LedgerBase(_message.Message):
     SNAPSHOT_FIELD_NUMBER: _builtins.int
     SAVED_STEP_FIELD_NUMBER: _builtins.int
     OLDEST_STEP_FIELD_NUMBER: _builtins.int
+    ENDED_SNAPSHOT_FIELD_NUMBER: _builtins.int
     schema_version: _builtins.int
     """Version of this schema. Now 1."""
     position: _builtins.int
@@ -1359,6 +1360,8 @@ class LedgerBase(_message.Message):
     """The step of the newest checkpoint of this time line; 0 if there is none."""
     oldest_step: _builtins.int
     """The oldest checkpoint that is kept."""
+    ended_snapshot: _builtins.str
+    """The last snapshot that ended; a late call must not begin it again."""
     @_builtins.property
     def run_opened(self) -> Global___RunOpened:
         """The run's opening."""
@@ -1470,10 +1473,11 @@ class LedgerBase(_message.Message):
         snapshot: _resume_pb2.SnapshotState | None = ...,
         saved_step: _builtins.int = ...,
         oldest_step: _builtins.int = ...,
+        ended_snapshot: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["circuit", b"circuit", "feed_opened", b"feed_opened", "last_commit", b"last_commit", "open_step", b"open_step", "resume", b"resume", "run_opened", b"run_opened", "snapshot", b"snapshot", "store", b"store", "trainer", b"trainer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["circuit", b"circuit", "circuit_fed_count", b"circuit_fed_count", "committed_step", b"committed_step", "credit", b"credit", "credit_answers", b"credit_answers", "cursor", b"cursor", "ended_by", b"ended_by", "feed_opened", b"feed_opened", "filtered_in_step", b"filtered_in_step", "forgotten_dropped", b"forgotten_dropped", "forgotten_trained", b"forgotten_trained", "former_trainers", b"former_trainers", "groups", b"groups", "hand_fed", b"hand_fed", "last_commit", b"last_commit", "lineages", b"lineages", "oldest_step", b"oldest_step", "open_step", b"open_step", "parts", b"parts", "paused", b"paused", "position", b"position", "regenerated", b"regenerated", "resume", b"resume", "run_opened", b"run_opened", "saved_step", b"saved_step", "schema_version", b"schema_version", "snapshot", b"snapshot", "source_state", b"source_state", "store", b"store", "streaks", b"streaks", "trainer", b"trainer", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["circuit", b"circuit", "circuit_fed_count", b"circuit_fed_count", "committed_step", b"committed_step", "credit", b"credit", "credit_answers", b"credit_answers", "cursor", b"cursor", "ended_by", b"ended_by", "ended_snapshot", b"ended_snapshot", "feed_opened", b"feed_opened", "filtered_in_step", b"filtered_in_step", "forgotten_dropped", b"forgotten_dropped", "forgotten_trained", b"forgotten_trained", "former_trainers", b"former_trainers", "groups", b"groups", "hand_fed", b"hand_fed", "last_commit", b"last_commit", "lineages", b"lineages", "oldest_step", b"oldest_step", "open_step", b"open_step", "parts", b"parts", "paused", b"paused", "position", b"position", "regenerated", b"regenerated", "resume", b"resume", "run_opened", b"run_opened", "saved_step", b"saved_step", "schema_version", b"schema_version", "snapshot", b"snapshot", "source_state", b"source_state", "store", b"store", "streaks", b"streaks", "trainer", b"trainer", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

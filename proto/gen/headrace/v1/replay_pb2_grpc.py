@@ -449,6 +449,7 @@ class ReplayBufferServiceServicer:
         - FAILED_PRECONDITION, reason TRAINER_FENCED.
         - FAILED_PRECONDITION, reason STEP_OUT_OF_ORDER: the step is not the last
         committed one, or a step is open.
+        - FAILED_PRECONDITION, reason SNAPSHOT_LOST: that snapshot has ended.
 
         Who may call it: the coordinator.
         """

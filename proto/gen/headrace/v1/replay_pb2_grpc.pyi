@@ -192,6 +192,7 @@ class ReplayBufferServiceStub:
     - FAILED_PRECONDITION, reason TRAINER_FENCED.
     - FAILED_PRECONDITION, reason STEP_OUT_OF_ORDER: the step is not the last
       committed one, or a step is open.
+    - FAILED_PRECONDITION, reason SNAPSHOT_LOST: that snapshot has ended.
 
     Who may call it: the coordinator.
     """
@@ -530,6 +531,7 @@ class ReplayBufferServiceAsyncStub(ReplayBufferServiceStub):
     - FAILED_PRECONDITION, reason TRAINER_FENCED.
     - FAILED_PRECONDITION, reason STEP_OUT_OF_ORDER: the step is not the last
       committed one, or a step is open.
+    - FAILED_PRECONDITION, reason SNAPSHOT_LOST: that snapshot has ended.
 
     Who may call it: the coordinator.
     """
@@ -961,6 +963,7 @@ class ReplayBufferServiceServicer(metaclass=_abc_1.ABCMeta):
         - FAILED_PRECONDITION, reason TRAINER_FENCED.
         - FAILED_PRECONDITION, reason STEP_OUT_OF_ORDER: the step is not the last
           committed one, or a step is open.
+        - FAILED_PRECONDITION, reason SNAPSHOT_LOST: that snapshot has ended.
 
         Who may call it: the coordinator.
         """
