@@ -134,7 +134,7 @@ async def scraped(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Scr
             while value((await scrape(parts["trainer"]))["headrace_trainer_step"]) < 3:
                 assert all(part.process.returncode is None for part in parts.values())
                 await asyncio.sleep(0.2)
-            while not value((await scrape(parts["checkpoint"]))["headrace_checkpoint_step"]):
+            while not value((await scrape(parts["checkpoint"]))["headrace_checkpoint_step"]):  # noqa: ASYNC110 (no event for it)
                 await asyncio.sleep(0.2)
         yield {name: await scrape(part) for name, part in parts.items()}
 
