@@ -6,6 +6,7 @@ reads and writes no files.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from headrace.v1.resume_pb2 import CheckpointPart, Lineage
 SCHEMA_VERSION: Final = 1
 PARTS: Final = ("ledger", "store", "trainer")
 """What every checkpoint consists of."""
+DIGEST: Final = "sha256_of_all_else"
+"""The key of the manifest's own checksum: of its canonical form without this key."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,7 @@ class Manifest:
             "headrace_version": self.headrace_version,
             "parts": [_plain(part) for part in self.parts],
         }
+        value[DIGEST] = _digest(value)
         return (json.dumps(value, indent=1, sort_keys=True) + "\n").encode()
 
 
@@ -96,14 +100,15 @@ def parse(data: bytes, *, source: str, uri: str) -> Manifest:
             when they wrote: a checkpoint may be copied or moved as a whole.
 
     Raises:
-        DamagedError: it is empty, torn, no manifest, or one of another schema.
+        DamagedError: it is empty, torn, no manifest, one of another schema, or a value in it is not
+            the one that was written.
 
     """
     if not data.strip():
         raise DamagedError([f"{source} is empty"])
     try:
         value = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DamagedError([f"{source} is torn, or no JSON: {error}"]) from error
     try:
         schema = value["schema_version"]
@@ -111,9 +116,22 @@ def parse(data: bytes, *, source: str, uri: str) -> Manifest:
             raise DamagedError(
                 [f"{source}: schema version {schema} is not {SCHEMA_VERSION}, the one known here"]
             )
+        if value.pop(DIGEST) != _digest(value):
+            raise DamagedError([f"{source} does not have the {DIGEST} that it names"])
         return _manifest(value, uri)
-    except (ValueError, KeyError, TypeError, AttributeError, ParseError) as error:
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        ParseError,
+        TypeError,
+        ValueError,
+    ) as error:
         raise DamagedError([f"{source} is no manifest of a checkpoint: {error!r}"]) from error
+
+
+def _digest(value: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def _manifest(value: Mapping[str, Any], uri: str) -> Manifest:
