@@ -104,6 +104,18 @@ def test_a_newer_trainer_ends_the_resume_of_the_older() -> None:
     world.fine()
 
 
+def test_a_resume_that_comes_late_does_not_stop_a_run_that_goes_on() -> None:
+    world = filled(8)
+    world.open_line(1)
+    world.to_weights()
+    world.warm_up()
+    assert not world.ledger.is_resuming
+    position, trainer = world.ledger.position, world.ledger.trainer_incarnation
+    with pytest.raises(ResumeLostError, match="late"):
+        resuming.begin_resume(world.ledger, resume_id="late", incarnation=trainer, step=1)
+    assert world.ledger.position == position
+
+
 def test_a_resume_without_a_name_or_a_step_is_refused() -> None:
     world = filled(4)
     for resume_id, step in (("", 1), ("r", -1)):

@@ -52,12 +52,16 @@ def begin_resume(ledger: Ledger, *, resume_id: str, incarnation: int, step: int)
 
     Raises:
         InvalidFieldError: no id, or a negative step.
+        ResumeLostError: the trainer's resume is done; nobody would see another through.
 
     """
     if not resume_id or step < 0:
         raise InvalidFieldError("resume_id", "and a step are required")
-    if ledger.resume and ledger.resume.resume_id == resume_id:
+    known = ledger.resume
+    if known and known.resume_id == resume_id:
         return
+    if known and known.trainer_incarnation == incarnation and known.phase == OPEN:
+        raise ResumeLostError("the run goes on with this trainer already: the call comes late")
     ledger.emit(
         journal.ResumeBegun(resume_id=resume_id, trainer_incarnation=incarnation, step=step)
     )
