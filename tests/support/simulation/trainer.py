@@ -82,6 +82,9 @@ class Trainer(Party):
             plan = yield from self.ask(
                 "coordinator", "resume", (self.incarnation, until), POLL_TICKS
             )
+            if self.lineage and plan.state and plan.state.lineage not in ("", self.lineage):
+                # Its checkpoint was damaged since it was loaded: it is begun anew from another.
+                raise TrainerFencedError("the resume is another one")
             if plan.has_nothing_to_do or plan.phase >= until:
                 return plan
 

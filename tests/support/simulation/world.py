@@ -18,6 +18,8 @@ from simulation.trainer import Trainer
 from simulation.worker import Worker
 
 COMPARE_EVERY_TICKS = 400
+MOST_ZOMBIES = 4
+"""Workers that come back beside those that took their place; more only make a crowd."""
 
 
 class World(Engine):
@@ -31,6 +33,7 @@ class World(Engine):
         self.feeder_is_done = False
         self.is_done = False
         self.engines_fail_until = 0
+        self._zombies = 0
         rows, epochs = scenario.row_count, scenario.rules.epochs
         self._order = []
         for _ in range(epochs):
@@ -109,6 +112,9 @@ class World(Engine):
             self.trace(f"{self.tick} ‖ {name}#{party.number} for {ticks}, replaced: {replaced}")
         self.judge.counts[f"frozen_{name.rstrip('0123456789')}"] += 1
         party.frozen_until = self.tick + ticks
+        if replaced and name.startswith("worker"):
+            self._zombies += 1
+            replaced = self._zombies <= MOST_ZOMBIES
         if replaced:
             self._start_again(party)
 
