@@ -159,6 +159,20 @@ async def test_a_run_whose_checkpoints_are_all_damaged_does_not_begin_again(
     assert f"global_step_4/{file}" in str(refused.value)
 
 
+@pytest.mark.parametrize("journal", ["there", "lost"])
+async def test_a_run_whose_checkpoints_lie_elsewhere_does_not_begin_again(
+    world: World, journal: str
+) -> None:
+    world.directory.point_to(4)
+
+    with pytest.raises(NoValidCheckpointError) as refused:
+        await world.plan(status(5, saved_step=4) if journal == "there" else fresh())
+
+    assert f"step 4 was saved, and there is no checkpoint in {world.directory.storage.url};" in str(
+        refused.value
+    )
+
+
 def damage(path: Path, what: str) -> None:
     if what == "flipped":
         flip_a_byte(path)

@@ -273,12 +273,19 @@ def _why(found: Iterable[Found], why: str) -> list[Found]:
     return [replace(one, problems=(*one.problems, f"{one.uri} {why}")) for one in found]
 
 
-def nothing_whole(skipped: Iterable[Found]) -> NoValidCheckpointError:
-    """Say that there are checkpoints, and none can be used."""
-    lines = ["there are checkpoints, and none of them can be used; the run does not begin again:"]
+def nothing_whole(
+    skipped: Sequence[Found], *, storage: str = "", saved_step: int = 0
+) -> NoValidCheckpointError:
+    """Say that there are checkpoints, or were, and none can be used."""
+    if skipped:
+        what, mend = "there are checkpoints, and none of them can be used", "mend one"
+    else:
+        what = f"step {saved_step} was saved, and there is no checkpoint in {storage}"
+        mend = "have checkpoint.storage name the place where they are"
+    lines = [f"{what}; the run does not begin again:"]
     lines += [problem for found in skipped for problem in found.problems]
     lines.append(
-        "mend one, or leave them behind with resume.mode=disable resume.allow=[new_lineage]"
+        f"{mend}, or leave them behind with resume.mode=disable resume.allow=[new_lineage]"
     )
     return NoValidCheckpointError("\n".join(lines))
 

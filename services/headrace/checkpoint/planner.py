@@ -85,19 +85,21 @@ class Planner:
     def _chosen(self, status: replay_pb2.GetReplayStatusResponse) -> Plan:
         resume = self._config.resume
         named = examine(resume.path, read=True) if resume.path is not None else None
+        latest = self._directory.latest()
         choice = choose(
             status,
             self._directory.find(),
             resume,
             run_id=self._config.run.run_id,
-            latest=self._directory.latest(),
+            latest=latest,
             named=named,
             saves=self._config.trainer.save_freq > 0,
         )
         checkpoint, damaged = self._first_whole(choice)
         skipped = (*choice.skipped, *damaged)
         if checkpoint is None and choice.had_checkpoint:
-            raise nothing_whole(skipped)
+            url, saved = self._directory.storage.url, status.saved_step or latest or 0
+            raise nothing_whole(skipped, storage=url, saved_step=saved)
         return Plan(
             action=choice.action,
             committed_step=status.committed_step,
