@@ -88,6 +88,20 @@ def test_damage_before_the_tail_is_refused(tmp_path: Path) -> None:
         FileJournal(tmp_path, fsync=False)
 
 
+@pytest.mark.parametrize("byte", range(4))
+def test_a_damaged_length_is_no_torn_tail(tmp_path: Path, byte: int) -> None:
+    FileJournal(tmp_path, fsync=False).append(records(1, 3))
+    log = tmp_path / LOG
+    data = bytearray(log.read_bytes())
+    data[len(MAGIC) + byte] ^= 0x80
+    log.write_bytes(data)
+
+    with pytest.raises(JournalDamagedError, match=rf"before its tail.*move {tmp_path} away"):
+        FileJournal(tmp_path, fsync=False)
+
+    assert log.read_bytes() == data
+
+
 def test_zeros_that_a_power_loss_left_at_the_end_are_a_torn_tail(tmp_path: Path) -> None:
     FileJournal(tmp_path, fsync=False).append(records(1, 2))
     log = tmp_path / LOG

@@ -53,12 +53,18 @@ class OfflineLedger:
 def open_ledger(directory: Path, config: Config) -> OfflineLedger:
     """Read a journal without becoming its writer.
 
+    What the run was begun with is taken from the journal: a start with other values was refused,
+    and looking is none.
+
     Raises:
-        UsageError: there is no journal, or it is of another run.
+        UsageError: there is no journal.
         JournalDamagedError: it is damaged.
 
     """
     settings = LedgerSettings.from_config(config)
     journal = FileJournal(directory, fsync=False, writable=False)
-    ledger = load.open_ledger(journal, settings, run_id=config.run.run_id, new_lineage="")
+    if journal.position:
+        ledger = load.load_until(journal, journal.position)
+    else:
+        ledger = load.open_ledger(journal, settings, run_id=config.run.run_id, new_lineage="")
     return OfflineLedger(journal, ledger, settings)

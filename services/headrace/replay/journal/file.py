@@ -21,7 +21,7 @@ from crc32c import crc32c
 
 from headrace.errors import UsageError, WriterFencedError
 from headrace.replay.journal.base import JournalDamagedError
-from headrace.replay.journal.segment import Segment, sync_directory
+from headrace.replay.journal.segment import Segment, mend, sync_directory
 from headrace.v1 import journal_pb2
 
 BASE_MAGIC = b"headrace-base-1\n"
@@ -222,7 +222,7 @@ class FileJournal:
         head, body = data[: len(BASE_MAGIC)], data[len(BASE_MAGIC) + _CHECKSUM.size :]
         checksum = data[len(BASE_MAGIC) : len(BASE_MAGIC) + _CHECKSUM.size]
         if head != BASE_MAGIC or _CHECKSUM.pack(crc32c(body)) != checksum:
-            msg = f"{path} is damaged: restore the file, or start a new run"
+            msg = f"{path} is damaged: {mend(path)}"
             raise JournalDamagedError(msg)
         return journal_pb2.LedgerBase.FromString(body)
 

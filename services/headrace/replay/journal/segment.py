@@ -137,6 +137,8 @@ class Segment:
             return None
         end = offset + _HEADER.size + int(length)
         if end > size:
+            if self._has_record_behind(offset, size):
+                raise self._damaged(offset)
             return None
         if crc32c(os.pread(self._fd, length, offset + _HEADER.size)) == checksum:
             return end
@@ -144,11 +146,28 @@ class Segment:
             return None
         raise self._damaged(offset)
 
+    def _has_record_behind(self, offset: int, size: int) -> bool:
+        """Whether a whole record begins further on: then it was a length that took damage."""
+        data = os.pread(self._fd, size - offset, offset)
+        for start in range(1, len(data) - _HEADER.size):
+            length, checksum = _HEADER.unpack_from(data, start)
+            first, end = start + _HEADER.size, start + _HEADER.size + length
+            if length and end <= len(data) and crc32c(data[first:end]) == checksum:
+                return True
+        return False
+
     def _damaged(self, offset: int) -> JournalDamagedError:
         return JournalDamagedError(
-            f"{self.path} is damaged at byte {offset}, before its tail: restore the file, or start "
-            "a new run"
+            f"{self.path} is damaged at byte {offset}, before its tail: {mend(self.path)}"
         )
+
+
+def mend(path: Path) -> str:
+    """Say what to do about a damaged file of the journal."""
+    return (
+        f"restore the file; or move {path.parent} away, and the run goes on from its newest "
+        "checkpoint, if it has one"
+    )
 
 
 def _write_all(fd: int, data: bytes, offset: int) -> None:
