@@ -272,6 +272,16 @@ async def test_what_cannot_be_gone_on_from_ends_the_trainer_with_its_code(
     assert "error: global_step_4/trainer is damaged" in capsys.readouterr().err
 
 
+async def test_weights_that_cannot_be_written_end_the_trainer_in_a_line(
+    stage: Stage, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (stage.run_dir / "weights").write_text("a file is in the way")
+    assert await stage.run(save_freq=2) == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: the trainer cannot go on:")
+    assert str(stage.run_dir / "weights") in line
+
+
 async def test_a_checkpoint_that_was_damaged_after_it_was_picked_is_not_loaded(
     stage: Stage, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -32,6 +32,7 @@ from headrace.trainer.training import Training
 from headrace.trainer.weights_server import WeightsServer
 
 OK: Final = 0
+CRASHED: Final = 1
 NO_CHECKPOINT: Final = 3
 TRAINER_DIED: Final = 4
 
@@ -44,9 +45,10 @@ async def run(config: Config, options: ProcessOptions) -> int:
     """Train to the end.
 
     Returns:
-        0: trained to the end, now or before. 3: there are checkpoints, and none can be used. 4: a
-        newer trainer has taken over, an earlier one was here and left no checkpoint, or the last
-        checkpoint cannot be made. 130: told to stop before the end.
+        0: trained to the end, now or before. 1: a file could not be read or written. 3: there are
+        checkpoints, and none can be used. 4: a newer trainer has taken over, an earlier one was
+        here and left no checkpoint, or the last checkpoint cannot be made. 130: told to stop
+        before the end.
 
     Raises:
         UsageError: the address cannot be listened on, the model cannot be built, or the run cannot
@@ -80,6 +82,10 @@ async def run(config: Config, options: ProcessOptions) -> int:
         return _give_up("not_saved", str(error), TRAINER_DIED)
     except _UNUSABLE as error:
         return _give_up("no_valid_checkpoint", str(error), NO_CHECKPOINT)
+    except OSError as error:
+        if error.errno is None:  # no file's, such as a timeout: a bug
+            raise
+        return _give_up("no_file", f"the trainer cannot go on: {error}", CRASHED)
     finally:
         progress.end()
         await compute.close()

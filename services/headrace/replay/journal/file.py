@@ -154,7 +154,7 @@ class FileJournal:
         except FileNotFoundError:
             return 0
         except ValueError as error:
-            msg = f"{self._directory / 'epoch'} does not hold a number"
+            msg = f"{self._directory / 'epoch'} does not hold a number: stop the run, and remove it"
             raise JournalDamagedError(msg) from error
 
     @contextmanager
