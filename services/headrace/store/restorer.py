@@ -29,6 +29,7 @@ from headrace import failpoints
 from headrace.checkpoint.storage import DamagedError, fetch
 from headrace.errors import CannotResumeError, NotReadyError, StoreFullError, UsageError
 from headrace.log import get_logger
+from headrace.rpc.lasting import lasting
 from headrace.rpc.waits import Waits
 from headrace.store import index, succession
 from headrace.store.backend import Backend
@@ -109,7 +110,7 @@ class RowRestorer:
         task = self._run(self._restore(restore_id, part, unix_time_s))
         self._restoring.add(task)
         task.add_done_callback(self._restoring.discard)
-        await asyncio.shield(task)
+        await lasting(task)
 
     async def close(self) -> None:
         """Give up what is under way, and stop TransferQueue."""

@@ -19,6 +19,7 @@ from headrace import failpoints
 from headrace.checkpoint.storage import Storage, write_part
 from headrace.errors import NotReadyError, SnapshotFailedError, UsageError
 from headrace.log import get_logger
+from headrace.rpc.lasting import lasting
 from headrace.rpc.waits import Waiting, Waits
 from headrace.store import index
 from headrace.store.index import Header, IndexedRow
@@ -119,7 +120,7 @@ class RowSaver:
         task = asyncio.create_task(self._save(uri, hold_id))
         self._under_way[uri] = task
         task.add_done_callback(lambda _: self._under_way.pop(uri))
-        return await asyncio.shield(task)
+        return await lasting(task)
 
     async def close(self) -> None:
         """Give up what is under way."""

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from headrace.errors import NotReadyError, StoreFullError, WireError
 from headrace.log import get_logger
+from headrace.rpc.lasting import lasting
 from headrace.store.catalogue import Catalogue
 from headrace.store.hold import Hold
 from headrace.store.life import Life
@@ -294,4 +295,4 @@ class TrajectoryStore:
         task = asyncio.create_task(write)
         self._writes.add(task)
         task.add_done_callback(self._writes.discard)
-        return await asyncio.shield(task)
+        return await lasting(task)

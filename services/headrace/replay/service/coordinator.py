@@ -19,6 +19,7 @@ from headrace.replay.progress import phase_name
 from headrace.replay.rows import keys_page
 from headrace.replay.service.base import Calls, Context, checked_wait
 from headrace.replay.service.store import MAX_KEYS_PER_CALL
+from headrace.rpc.lasting import lasting
 from headrace.trajectory.key import TrajectoryKey
 from headrace.v1 import journal_pb2, resume_pb2
 from headrace.v1 import replay_pb2 as pb
@@ -80,7 +81,7 @@ class CoordinatorCalls(Calls):
                 return await asyncio.to_thread(use, self._journal, position)
 
         # A caller that goes away does not end the thread: the next cut waits for it.
-        made = await asyncio.shield(asyncio.ensure_future(load()))
+        made = await lasting(asyncio.ensure_future(load()))
         cutting.cut_of(self._ledger, snapshot_id)
         return made
 
