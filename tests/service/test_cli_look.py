@@ -82,8 +82,8 @@ async def test_a_running_replay_buffer_answers_by_its_address(tmp_path: Path) ->
             headrace("where", "e9r9", *at),
         )
 
-    assert "step      1 of 25\n" in status.out
-    assert "prompts   fed 12 = 8 pending + 4 trained" in status.out
+    words = " ".join(status.out.split())
+    assert "step 1 of 25 prompts fed 12 = 8 pending + 4 trained" in words
     assert "step_committed" in where.out
     assert "state     trained" in where.out
     assert [line.split()[1] for line in prompts.out.splitlines()] == ["uid", "e0r0", "e0r1", "e0r2"]
@@ -110,7 +110,7 @@ async def test_a_run_that_is_over_answers_from_its_journal(tmp_path: Path) -> No
     assert status.err == (
         f"the replay buffer of {tmp_path} is not running; read from its journal\n"
     )
-    assert "prompts  fed 12 = 8 pending + 4 trained" in status.out
+    assert "prompts fed 12 = 8 pending + 4 trained" in " ".join(status.out.split())
     assert json.loads(where.out)["group"]["state"] == "PROMPT_STATE_PENDING"
     assert len(prompts.out.splitlines()) == 1 + 12
     assert audit.code == 0

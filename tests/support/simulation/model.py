@@ -1,52 +1,39 @@
-"""What the durable events say: the judge's own fold of them, written from the protos' comments.
+"""The judge's model of a run: the outsider's fold of its durable events, with the scenario's rules.
 
-Shares no code with the ledger. Each event is checked against the state before it: what is not
-allowed there is a violation.
+It stops at the first violation, and can be copied, to be looked at later.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable
 
-from headrace.v1 import journal_pb2, prompt_pb2
-from headrace.v1 import replay_pb2 as pb
+from headrace.verify import model
+from headrace.verify.model import (
+    DROPPED,
+    FINISHED,
+    LIVE,
+    OPEN,
+    PENDING,
+    RUNNING,
+    TRAINED,
+    Group,
+    Rules,
+)
 from simulation.engine import ViolationError
 from simulation.scenario import B, N, Scenario
 
-PENDING, RUNNING, FINISHED, FAILED, SAMPLED, TRAINED, DROPPED = (
-    "pending", "running", "finished", "failed", "sampled", "trained", "dropped",
-)  # fmt: skip
-LIVE = (PENDING, RUNNING, FINISHED, FAILED, SAMPLED)
-WEIGHTS_PHASE, WARMUP, OPEN = 4, 6, 7
-
-
-@dataclass(slots=True)
-class Session:
-    """One recorded session."""
-
-    key: str
-    min_version: int
-    max_version: int
-
-
-@dataclass(slots=True)
-class Group:
-    """One prompt group."""
-
-    uid: str
-    ordinal: int
-    state: str
-    base: int = 0
-    attempt: int = 0
-    worker: str = ""
-    sessions: dict[int, Session] = field(default_factory=dict)
-    incarnation: str = ""
-    step: int = 0
-    reported_failures: int = 0
-    expiries: int = 0
+__all__ = [
+    "DROPPED",
+    "FINISHED",
+    "LIVE",
+    "OPEN",
+    "PENDING",
+    "RUNNING",
+    "TRAINED",
+    "Model",
+    "check",
+]
 
 
 def check(holds: bool, text: str) -> None:
@@ -55,81 +42,33 @@ def check(holds: bool, text: str) -> None:
         raise ViolationError(text)
 
 
-class Model:
+def _say(text: str) -> None:
+    raise ViolationError(text)
+
+
+class Model(model.Model):
     """The run as the durable events tell it."""
 
     def __init__(self, scenario: Scenario, uid_of: Callable[[int], str]) -> None:
-        self.scenario = scenario
-        self.rules = scenario.rules
+        told = scenario.rules
+        rules = Rules(
+            n=N,
+            batch=B,
+            window=told.window_size,
+            threshold=told.threshold,
+            drops=told.drops,
+            basis=told.basis,
+            max_failures=told.max_failures,
+            max_expiries=told.max_expiries,
+            uid_of=uid_of,
+        )
+        super().__init__(rules, _say)
         self.uid_of = uid_of
-        self.position = 0
-        self.groups: dict[str, Group] = {}
-        self.counts = dict.fromkeys((*LIVE, TRAINED, DROPPED), 0)
-        self.lineages: list[tuple[str, int]] = []
-        self.cursor = 0
-        self.total_steps = 0
-        self.ordinal_count = 0
-        self.committed = 0
-        self.trained: dict[int, list[str]] = {}
-        """By step: what the ledger says was trained."""
-        self.parts: list[list[str]] | None = None
-        self.weights: dict[tuple[str, int], str] = {}
-        self.latest: tuple[str, int] | None = None
-        self.store = ""
-        self.ended = ""
-        self.resume_phase = OPEN
-        self.resume_step = 0
-        self.resume_id = ""
-        self.snapshot_id = ""
-        self.trainer_incarnation = 0
-        self.circuit_open = False
-        self.fed_in_resume = 0
-
-    # -- derived
-
-    @property
-    def lineage(self) -> str:
-        """The current time line."""
-        return self.lineages[-1][0] if self.lineages else ""
-
-    @property
-    def open_count(self) -> int:
-        """What the open step still has to sample."""
-        return B - sum(len(part) for part in self.parts) if self.parts is not None else 0
-
-    @property
-    def target(self) -> int:
-        """Groups that should be live (design 2.4)."""
-        remaining = self.total_steps * B - self.counts[TRAINED] - self.counts[SAMPLED]
-        return max(0, min(self.rules.window_size + self.open_count, remaining))
-
-    @property
-    def occupancy(self) -> int:
-        """Groups in the window."""
-        return self.counts[PENDING] + self.counts[RUNNING] + self.counts[FINISHED]
-
-    def is_on_line(self, lineage: str, version: int) -> bool:
-        """Whether weights belong to the past of the current time line."""
-        last = float("inf")
-        for name, fork in reversed(self.lineages):
-            if name == lineage:
-                return version <= last
-            last = min(last, fork)
-        return False
-
-    def base_of(self, group: Group) -> int:
-        """The step that its span counts from."""
-        if self.rules.basis == "fed":
-            return group.base
-        return min((s.min_version for s in group.sessions.values()), default=-1) + 1
 
     def copy(self) -> Model:
         """Give another one in the same state."""
         twin = copy.copy(self)
-        twin.groups = {
-            uid: copy.replace(group) if hasattr(copy, "replace") else _copied(group)
-            for uid, group in self.groups.items()
-        }
+        twin.groups = {uid: _copied(group) for uid, group in self.groups.items()}
         twin.counts = dict(self.counts)
         twin.lineages = list(self.lineages)
         twin.trained = {step: list(uids) for step, uids in self.trained.items()}
@@ -137,324 +76,8 @@ class Model:
         twin.weights = dict(self.weights)
         return twin
 
-    # -- events
-
-    def apply(self, record: journal_pb2.JournalRecord) -> None:
-        """Take in a durable event."""
-        check(record.position == self.position + 1, "I10: a hole in the journal")
-        self.position = record.position
-        name = record.WhichOneof("event")
-        assert name
-        handler = _HANDLERS.get(name)
-        check(handler is not None, f"the simulation knows no event {name}")
-        assert handler
-        handler(self, getattr(record, name))
-
-    def _move(self, uid: str, state: str, *allowed: str) -> Group:
-        group = self.groups.get(uid)
-        check(group is not None, f"I1: {uid} was never fed")
-        assert group
-        check(group.state in allowed, f"I1: {uid} goes from {group.state} to {state}")
-        self.counts[group.state] -= 1
-        self.counts[state] += 1
-        group.state = state
-        return group
-
-    def _to_pending(self, group: Group) -> None:
-        group.worker = ""
-        if self.rules.basis != "fed":
-            group.base = self.base_of(group)
-
-    def _forget(self, group: Group) -> None:
-        group.sessions.clear()
-        if self.rules.basis != "fed":
-            group.base = 0
-
-    def _on_run_opened(self, event: journal_pb2.RunOpened) -> None:
-        self.lineages = [(event.lineage, 0)]
-
-    def _on_feed_opened(self, event: journal_pb2.FeedOpened) -> None:
-        self.total_steps, self.ordinal_count = event.total_steps, event.ordinal_count
-
-    def _on_prompts_registered(self, event: journal_pb2.PromptsRegistered) -> None:
-        check(event.first_ordinal == self.cursor, "I12: the feed has a hole, or a repeat")
-        wanted = sum(not prompt.drop_reason for prompt in event.prompts)
-        check(not wanted or self.resume_phase >= WARMUP, "I5: fed while the run is being resumed")
-        room = max(0, self.target - self.occupancy)
-        check(wanted <= room, f"I5: {wanted} prompts fed, {room} were wanted")
-        for offset, prompt in enumerate(event.prompts):
-            ordinal = event.first_ordinal + offset
-            check(prompt.uid == self.uid_of(ordinal), f"I12: {prompt.uid} is not row {ordinal}")
-            check(prompt.uid not in self.groups, f"I2: {prompt.uid} is fed twice")
-            state = DROPPED if prompt.drop_reason else PENDING
-            base = self.committed + 1 if self.rules.basis == "fed" and not prompt.drop_reason else 0
-            self.groups[prompt.uid] = Group(prompt.uid, ordinal, state, base)
-            self.counts[state] += 1
-        self.cursor += len(event.prompts)
-        check(self.cursor <= self.ordinal_count, "I12: more rows than there are")
-
-    def _on_prompts_leased(self, event: journal_pb2.PromptsLeased) -> None:
-        check(self.resume_phase == OPEN, "I5: leased while the run is being resumed")
-        weights = (event.weights.lineage, event.weights.version)
-        check(weights in self.weights, f"I14: leased with weights {weights}, never published")
-        check(self.is_on_line(*weights), f"I14: leased with weights {weights} of a dead line")
-        for lease in event.leases:
-            group = self._move(lease.uid, RUNNING, PENDING)
-            check(lease.attempt > group.attempt, f"I6: attempt {lease.attempt} again")
-            group.attempt, group.worker = lease.attempt, event.worker_id
-            if self.rules.basis != "fed":
-                made_now = event.weights.version + 1
-                group.base = min(group.base, made_now) if group.base else made_now
-        working = self.counts[RUNNING] + self.counts[FINISHED]
-        check(working <= self.target, f"I5: {working} running and finished of {self.target}")
-
-    def _on_leases_ended(self, event: journal_pb2.LeasesEnded) -> None:
-        for ended in event.leases:
-            group = self._move(ended.lease.uid, PENDING, RUNNING)
-            self._check_holder(group, event.worker_id, ended.lease.attempt)
-            self._to_pending(group)
-            group.reported_failures += ended.end == pb.LEASE_END_FAILED
-            group.expiries += ended.end == pb.LEASE_END_EXPIRED
-
-    def _check_holder(self, group: Group, worker: str, attempt: int) -> None:
-        check(
-            (group.worker, group.attempt) == (worker, attempt),
-            f"I6: {group.uid} is held by {group.worker} as {group.attempt}, not {worker} {attempt}",
-        )
-
-    def _on_sessions_completed(self, event: journal_pb2.SessionsCompleted) -> None:
-        check(event.store_incarnation == self.store, "I8: rows of another life of the store")
-        for item in event.sessions:
-            group, record = self.groups[item.lease.uid], item.record
-            check(group.state == RUNNING, f"I6: {group.uid} completed while {group.state}")
-            self._check_holder(group, event.worker_id, item.lease.attempt)
-            check(record.session not in group.sessions, f"I8: {group.uid} has a session twice")
-            check(record.attempt == group.attempt, f"I6: {group.uid} recorded as {record.attempt}")
-            key = f"{group.uid}_{record.session}_0_{record.lineage}a{record.attempt}"
-            group.sessions[record.session] = Session(key, record.min_version, record.max_version)
-            group.incarnation = event.store_incarnation
-        for uid in dict.fromkeys(item.lease.uid for item in event.sessions):
-            group = self.groups[uid]
-            if len(group.sessions) == N:
-                self._move(uid, FINISHED, RUNNING)
-                group.worker = ""
-                group.base = self.base_of(group)
-
-    def _on_sessions_forgotten(self, event: journal_pb2.SessionsForgotten) -> None:
-        for uid in event.uids:
-            self._forget(self._move(uid, PENDING, PENDING))
-
-    def _on_groups_dropped(self, event: journal_pb2.GroupsDropped) -> None:
-        reason = event.reason
-        stale = reason in (prompt_pb2.DROP_REASON_STALE, prompt_pb2.DROP_REASON_STALE_AT_RESTORE)
-        if stale:
-            check(len(event.spans) == len(event.uids), "I7: a drop without its span")
-        for index, uid in enumerate(event.uids):
-            group = self.groups[uid]
-            if stale:
-                span = event.step - group.base + 1 if group.base else 0
-                check(span == event.spans[index], f"I7: {uid} has span {span}")
-                check(span > (self.rules.threshold or 0), f"I7: {uid} is dropped at span {span}")
-                check(event.step == self.committed + 1, "I7: judged at another step")
-            if reason == prompt_pb2.DROP_REASON_FAILED:
-                tried = (
-                    group.reported_failures >= self.rules.max_failures
-                    or group.expiries >= self.rules.max_expiries
-                )
-                check(tried, f"I13: {uid} is dropped as failed, and never failed so often")
-            if group.state == SAMPLED:
-                for part in self.parts or ():
-                    if uid in part:
-                        part.remove(uid)
-            self._move(uid, DROPPED, *LIVE)
-            group.worker = ""
-
-    def _on_groups_failed(self, event: journal_pb2.GroupsFailed) -> None:
-        for uid in event.uids:
-            self._move(uid, FAILED, PENDING)
-
-    def _on_trainer_registered(self, event: journal_pb2.TrainerRegistered) -> None:
-        check(event.incarnation > self.trainer_incarnation, "I6: an incarnation again")
-        self.trainer_incarnation = event.incarnation
-        self.snapshot_id = ""
-        self.parts = None
-        for group in [group for group in self.groups.values() if group.state == SAMPLED]:
-            self._move(group.uid, FINISHED, SAMPLED)
-            group.step = 0
-            if group.incarnation != self.store:
-                self._move(group.uid, PENDING, FINISHED)
-                self._forget(group)
-
-    def _on_weights_published(self, event: journal_pb2.WeightsPublished) -> None:
-        weights = (event.weights.id.lineage, event.weights.id.version)
-        check(weights[0] == self.lineage, f"I14: weights {weights} on line {self.lineage}")
-        check(weights not in self.weights, f"I14: weights {weights} again")
-        if self.latest and self.latest[0] == weights[0]:
-            check(weights[1] > self.latest[1], f"I14: weights {weights} after {self.latest}")
-        check(weights[1] <= self.committed, f"I14: weights {weights} before their step")
-        self.weights[weights] = event.weights.checksum
-        self.latest = weights
-
-    def _on_step_opened(self, event: journal_pb2.StepOpened) -> None:
-        check(event.step == self.committed + 1 and self.parts is None, "I3: a step out of order")
-        check(event.group_count == B, "a step of another size")
-        self.parts = [[] for _ in range(event.part_count)]
-
-    def _on_batch_sampled(self, event: journal_pb2.BatchSampled) -> None:
-        check(self.resume_phase == OPEN, "I3: sampled while the run is being resumed")
-        check(self.parts is not None and event.step == self.committed + 1, "I3: not the open step")
-        check(event.lineage == self.lineage, "I3: sampled for another time line")
-        assert self.parts is not None
-        finished = [group for group in self.groups.values() if group.state == FINISHED]
-        order = sorted(finished, key=lambda group: (group.base, group.ordinal))
-        oldest = [group.uid for group in order[: len(event.uids)]]
-        check(oldest == list(event.uids), f"I12: sampled {list(event.uids)}, oldest are {oldest}")
-        for uid in event.uids:
-            group = self._move(uid, SAMPLED, FINISHED)
-            check(len(group.sessions) == N, f"I8: {uid} is sampled with {len(group.sessions)}")
-            span = event.step - group.base + 1
-            if self.rules.drops:
-                check(span <= (self.rules.threshold or 0), f"I7: {uid} is sampled at span {span}")
-            group.step = event.step
-        self.parts[event.part].extend(event.uids)
-        check(len(self.parts[event.part]) * len(self.parts) <= B, "I2: a part is over-full")
-
-    def _on_groups_returned(self, event: journal_pb2.GroupsReturned) -> None:
-        assert self.parts is not None
-        for uid in event.uids:
-            group = self._move(uid, PENDING, SAMPLED)
-            self.parts[event.part].remove(uid)
-            group.step = 0
-            self._to_pending(group)
-            self._forget(group)
-
-    def _on_step_committed(self, event: journal_pb2.StepCommitted) -> None:
-        check(self.resume_phase == OPEN, "I3: committed while the run is being resumed")
-        check(event.step == self.committed + 1 and self.open_count == 0, "I3: not complete")
-        check(event.lineage == self.lineage, "I3: committed on another time line")
-        assert self.parts is not None
-        batch = [uid for part in self.parts for uid in part]
-        for uid in batch:
-            group = self._move(uid, TRAINED, SAMPLED)
-            check(group.step == event.step, f"I2: {uid} was sampled for step {group.step}")
-        check(self.counts[SAMPLED] == 0 and len(batch) == B, "I3: the batch is not the step's")
-        self.trained[event.step] = batch
-        self.committed = event.step
-        self.parts = None
-
-    def _on_store_registered(self, event: journal_pb2.StoreRegistered) -> None:
-        changed = event.store_incarnation != self.store
-        self.store = event.store_incarnation
-        if not changed:
-            return
-        self.snapshot_id = ""
-        for group in self.groups.values():
-            if group.sessions and group.state in (PENDING, RUNNING, FINISHED, FAILED):
-                if group.state in (RUNNING, FINISHED):
-                    self._move(group.uid, PENDING, RUNNING, FINISHED)
-                    self._to_pending(group)
-                self._forget(group)
-
-    def _on_circuit_opened(self, event: journal_pb2.CircuitOpened) -> None:
-        self.circuit_open = True
-
-    def _on_circuit_closed(self, event: journal_pb2.CircuitClosed) -> None:
-        self.circuit_open = False
-        for group in [group for group in self.groups.values() if group.state == FAILED]:
-            self._move(group.uid, PENDING, FAILED)
-
-    def _on_worker_ejected(self, event: journal_pb2.WorkerEjected) -> None:
-        pass
-
-    def _on_run_ended(self, event: journal_pb2.RunEnded) -> None:
-        check(event.cause in ("steps_done", "data_ended"), "I11: it ended for no reason")
-        if event.cause == "steps_done":
-            check(self.committed >= self.total_steps, "I4: it ended before its last step")
-        else:
-            check(self.cursor >= self.ordinal_count, "I4: it ended before its data")
-        self.ended = event.cause
-
-    def _on_snapshot_begun(self, event: journal_pb2.SnapshotBegun) -> None:
-        check(event.step == self.committed, "I9: the cut is of another step")
-        check(self.resume_phase == OPEN, "I9: cut while the run is being resumed")
-        self.snapshot_id = event.snapshot_id
-
-    def _on_snapshot_ended(self, event: journal_pb2.SnapshotEnded) -> None:
-        check(event.snapshot_id == self.snapshot_id, "I9: another snapshot ended")
-        self.snapshot_id = ""
-
-    def _on_resume_begun(self, event: journal_pb2.ResumeBegun) -> None:
-        check(event.trainer_incarnation == self.trainer_incarnation, "I6: an old trainer's resume")
-        self.resume_id, self.resume_step, self.resume_phase = event.resume_id, event.step, 1
-        self.snapshot_id = ""
-        self.fed_in_resume = 0
-
-    def _on_resume_advanced(self, event: journal_pb2.ResumeAdvanced) -> None:
-        check(event.resume_id == self.resume_id, "I6: another resume's phase")
-        check(event.phase == self.resume_phase + 1, "a phase is left out")
-        if event.phase == WEIGHTS_PHASE + 1:
-            wanted = (self.lineage, self.resume_step)
-            check(wanted in self.weights, "I14: REISSUE before the weights are published")
-        if event.phase == OPEN:
-            full = self.occupancy >= self.target or self.cursor >= self.ordinal_count
-            check(full or self.circuit_open, "I5: OPEN before the window is full")
-            check(self.counts[RUNNING] == 0, "I6: OPEN with leases of before")
-        self.resume_phase = event.phase
-
-    def _on_lineage_opened(self, event: journal_pb2.LineageOpened) -> None:
-        fork = event.lineage.fork_step
-        check(fork == self.resume_step and fork <= self.committed, "I3: forks at another step")
-        check(event.lineage.parent == self.lineage, "I3: of another parent")
-        check(event.lineage.id not in [line for line, _ in self.lineages], "I14: a time line again")
-        for change in event.groups:
-            group = self._move(
-                change.uid, FINISHED if len(change.sessions) == N else PENDING,
-                PENDING, RUNNING, FINISHED, FAILED, SAMPLED, TRAINED,
-            )  # fmt: skip
-            if group.step:
-                check(group.step > fork or group.state != TRAINED, f"I3: {group.uid} was trained")
-            sessions = {}
-            for record in change.sessions:
-                key = f"{group.uid}_{record.session}_0_{record.lineage}a{record.attempt}"
-                kept = Session(key, record.min_version, record.max_version)
-                check(record.max_version <= fork, f"I14: {key} is of v{record.max_version}")
-                sessions[record.session] = kept
-            group.sessions, group.base = sessions, change.base
-            group.incarnation = event.store_incarnation
-            group.worker, group.step = "", 0
-        self.lineages.append((event.lineage.id, fork))
-        self.trained = {step: uids for step, uids in self.trained.items() if step <= fork}
-        self.committed = fork
-        self.parts = None
-        self.ended = ""
-        self.latest = None
-        self.store = event.store_incarnation
-        self.weights = {key: value for key, value in self.weights.items() if key[1] <= fork}
-        for group in self.groups.values():
-            check(group.state not in (RUNNING, SAMPLED), f"I6: {group.uid} is still {group.state}")
-            if group.state == TRAINED:
-                check(group.step <= fork, f"I3: {group.uid} of step {group.step} stays trained")
-            # What is FAILED is dropped before anything goes on, unless the circuit is open.
-            live = LIVE if self.circuit_open else (PENDING, RUNNING, FINISHED, SAMPLED)
-            for session in group.sessions.values() if group.state in live else ():
-                check(session.max_version <= fork, f"I14: {session.key} is of later weights")
-
-    def _on_rows_lost(self, event: journal_pb2.RowsLost) -> None:
-        for uid, session in zip(event.uids, event.sessions, strict=True):
-            group = self._move(uid, PENDING, PENDING, FINISHED)
-            group.sessions.pop(session)
-            self._to_pending(group)
-
 
 def _copied(group: Group) -> Group:
-    return Group(
-        group.uid, group.ordinal, group.state, group.base, group.attempt, group.worker,
-        dict(group.sessions), group.incarnation, group.step, group.reported_failures, group.expiries,
-    )  # fmt: skip
-
-
-_HANDLERS: Mapping[str, Callable[[Model, Any], None]] = {
-    name.removeprefix("_on_"): handler
-    for name, handler in vars(Model).items()
-    if name.startswith("_on_")
-}
+    twin = copy.copy(group)
+    twin.sessions = dict(group.sessions)
+    return twin
