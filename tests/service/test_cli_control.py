@@ -106,7 +106,7 @@ async def test_a_run_that_is_over_cannot_be_paused(tmp_path: Path) -> None:
     answer = await headrace("pause", "--run", str(tmp_path))
 
     assert (answer.code, answer.out) == (2, "")
-    assert "the run is over" in answer.err
+    assert "the run was stopped or is over" in answer.err
     assert answer.err.count("\n") == 1
 
 

@@ -373,7 +373,9 @@ async def test_a_run_directory_without_its_replay_buffer_is_read_from_the_journa
     status = await asked(run.status)
     events = await asked(lambda: list(run.watch(after=0)))
     window = await asked(run.window)
-    with pytest.raises(UsageError, match="the run is over, its replay buffer does not answer"):
+    with pytest.raises(
+        UsageError, match="the run was stopped or is over, its replay buffer does not answer"
+    ):
         await asked(run.pause)
 
     assert status.counts["trained"] == 4

@@ -213,7 +213,8 @@ async def test_what_the_worker_waits_for_has_a_name(world: World) -> None:
 
     await world.publish(0)
     await eventually(lambda: waits_of(world) == ["work"])
-    await eventually(lambda: world.waits.snapshot()[0].ends_when == "the window is full")
+    why = "a prompt can be leased (now: the window is full)"
+    await eventually(lambda: world.waits.snapshot()[0].ends_when == why)
 
     world.ledger.ended = True
     await world.ledger.notify()

@@ -323,7 +323,9 @@ class Worker:
             return None
         if self.weights.current is None:
             return _Situation("weights", "trainer", "weights are published and loaded", True)
-        ends_when = self._leases.blocked_by or "a prompt can be leased"
+        ends_when = "a prompt can be leased"
+        if self._leases.blocked_by:
+            ends_when += f" (now: {self._leases.blocked_by})"
         return _Situation("work", "replay", ends_when, True)
 
 

@@ -177,8 +177,8 @@ class DirectoryLedger:
         done = self._ask_live(lambda live: (wish(live),))
         if done is None:
             raise UsageError(
-                f"{self.directory.path}: the run is over, its replay buffer does not answer; "
-                "only a running one can be controlled"
+                f"{self.directory.path}: the run was stopped or is over, its replay buffer "
+                "does not answer; only a running one can be controlled"
             )
         return done[0]
 

@@ -36,7 +36,7 @@ def history_table(found: replay_pb2.LocatePromptResponse) -> Text:
         pairs.append(("step", str(group.step)))
     if group.sessions:
         rewards = ", ".join(f"{session.reward:g}" for session in group.sessions)
-        pairs.append(("sessions", f"{len(group.sessions)} in the store; rewards {rewards}"))
+        pairs.append(("sessions", f"{len(group.sessions)} completed; rewards {rewards}"))
     if group.last_error:
         pairs.append(("last error", Text(group.last_error, style="red")))
     rows = []

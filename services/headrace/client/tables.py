@@ -70,6 +70,9 @@ def status_table(
         pairs.append(("spans", f"{spans} (groups x span, finished)"))
     if status.regenerated:
         pairs.append(("regenerated", in_pairs(status.regenerated)))
+    if status.paused:
+        paused = "nothing is fed or leased until `headrace resume`"
+        pairs.append(("paused", Text(paused, style="bold yellow")))
     if status.circuit:
         why = f"open: {circuit_name(status.circuit)}: {status.circuit_error}"
         pairs.append(("circuit", Text(why, style="red")))

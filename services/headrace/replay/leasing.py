@@ -74,7 +74,7 @@ def allowance(
     if ledger.resume and ledger.is_resuming:
         return Allowance(0, being_resumed(ledger.resume))
     if ledger.paused:
-        return Allowance(0, "the run is paused (ResumeRun lets it go on)")
+        return Allowance(0, "the run is paused: `headrace resume` lets it go on")
     probes = circuit.may_lease(ledger, worker_id)
     held = ledger.groups.leases[worker_id]
     if probes is not None and held >= probes:
