@@ -22,7 +22,7 @@ from headrace.replay.groups import GroupTable
 from headrace.replay.ledger import Ledger
 from headrace.replay.service.feeder import FeederCalls
 from headrace.v1 import replay_pb2 as pb
-from simulation import storage, store, worker
+from simulation import storage, store
 
 Patch = tuple[object, str, Any]
 
@@ -187,10 +187,6 @@ def _damage_not_seen() -> list[Patch]:
     return [(storage.Storage, "look", lambda self, step, read=True: right(self, step, read=False))]
 
 
-def _weights_not_compared() -> list[Patch]:
-    return [(worker.Worker, "suits", staticmethod(lambda *_: True))]
-
-
 def _feeder_not_told() -> list[Patch]:
     async def wrong(self: Any, request: Any, context: Any) -> Any:
         if not self._ledger.feed.total_steps:
@@ -275,7 +271,6 @@ MUTANTS = (
     Mutant("compaction forgets what a rollback needs", "I3", _uncovered_forgotten),
     Mutant("the store deletes while it is saved", "I9", _deletions_not_held),
     Mutant("a damaged checkpoint is gone on from", "I9", _damage_not_seen),
-    Mutant("a worker generates with weights of a dead line", "I14", _weights_not_compared),
     Mutant("the feeder is not told that the feed is not open", "I11", _feeder_not_told),
     Mutant("attempts begin again with each lease", "I6", _attempt_not_counted),
     Mutant("a repeated commit commits the next step", "I3", _commit_twice),

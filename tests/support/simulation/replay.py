@@ -274,6 +274,10 @@ def _itself(work: Any) -> Any:
     return work
 
 
+async def _sleep(_: float) -> None:
+    await wait_for(("pause",))
+
+
 async def _to_thread(work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     await wait_for(("pause",))
     result = work(*args, **kwargs)
@@ -287,11 +291,12 @@ def bound(world: World) -> Iterator[None]:
 
     Only one world is bound at a time in a process.
     """
-    threads = SimpleNamespace(to_thread=_to_thread, ensure_future=_itself, shield=_itself)
+    threads = SimpleNamespace(to_thread=_to_thread, sleep=_sleep, ensure_future=_itself)
     changes: list[tuple[Any, str, Any]] = [
         (coordinator, "asyncio", threads),
         (coordinator, "uuid", SimpleNamespace(uuid4=lambda: SimpleNamespace(hex=world.token()))),
         (coordinator, "time", SimpleNamespace(time=world.now_s)),
+        (coordinator, "lasting", _itself),
         (coordinator, "reach", lambda _: None),
         (coordinator, "write_cut", partial(_write_cut, world)),
         (coordinator, "read_cut", partial(_read_cut, world)),

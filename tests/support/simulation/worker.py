@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from simulation.world import World
 
 POLL_TICKS = 150
+LONG_POLL_TICKS = 600
 ROW_BYTES = 10
 
 
@@ -57,15 +58,16 @@ class Worker(Party):
             if weights is None:
                 yield ("sleep", 5)
                 continue
+            ticks = LONG_POLL_TICKS if self.rng.random() < 0.3 else POLL_TICKS
             request = pb.LeasePromptsRequest(
                 worker_id=self.worker_id,
                 max_count=1 + int(self.rng.random() * 6),
                 weights=weights.id,
                 weights_checksum=weights.checksum,
-                wait_s=POLL_TICKS * TICK_S,
+                wait_s=ticks * TICK_S,
             )
             try:
-                answer = yield from self.ask("replay", "LeasePrompts", request, POLL_TICKS)
+                answer = yield from self.ask("replay", "LeasePrompts", request, ticks)
             except WeightsUnknownError:
                 yield ("sleep", 5)
                 continue
