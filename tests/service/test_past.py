@@ -101,10 +101,29 @@ async def test_a_run_is_finished_when_it_is_over_and_its_last_step_is_saved(
     past = Past.of(left(tmp_path, before), before)
 
     assert past.finished == finished
-    assert past.finished_in_words() == (
-        f"{tmp_path} is finished: 1 of 1 steps; to start another run: run.name=NAME or "
-        "run.run_dir=DIR"
-    )
+    words = past.finished_in_words()
+    assert words.startswith(f"{tmp_path} is finished: 1 of 1 steps; to ")
+    assert words.endswith("to start another run: run.name=NAME or run.run_dir=DIR")
+    assert ("run.run_id=r resume.mode=path" in words) == (save_freq > 0)
+
+
+async def test_a_finished_run_that_is_asked_to_go_back_is_not_taken_for_done(
+    tmp_path: Path,
+) -> None:
+    async with replay_server(tmp_path / "journal", settings()) as replay:
+        incarnation = await train(replay, rows=4)
+        await saved(replay, incarnation)
+        await replay.stub.EndRun(pb.EndRunRequest(incarnation=incarnation))
+    directory = left(tmp_path, config(tmp_path))
+    Past.of(directory, config(tmp_path)).check_is_to_be_left(config(tmp_path))
+
+    back = config(tmp_path, resume={"mode": "path", "path": "somewhere/global_step_1"})
+    anew = config(tmp_path, resume={"mode": "disable", "allow": ["new_lineage"]})
+    for asked in (back, anew):
+        past = Past.of(directory, asked)
+        assert past.finished
+        with pytest.raises(UsageError, match=r"is not done: .* is finished: 1 of 1 steps"):
+            past.check_is_to_be_left(asked)
 
 
 async def test_what_was_finished_without_checkpoints_stays_so_when_they_are_wanted(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -228,6 +229,22 @@ async def test_a_lost_journal_is_restored_from_the_cut(
         located = await replay.stub.LocatePrompt(pb.LocatePromptRequest(uid="e0r9"))
         assert located.history[0].name == "ledger_restored"
         assert list((await replay.stub.Audit(pb.AuditRequest())).violations) == []
+
+
+@pytest.mark.parametrize(("steps", "is_taken"), [(2, True), (3, True), (1, False)])
+async def test_a_restored_run_is_as_long_as_it_is_configured_now(
+    tmp_path: Path, *, steps: int, is_taken: bool
+) -> None:
+    with journals("file", tmp_path / "journal") as opens:
+        part, before = await saved(opens, f"file://{tmp_path}/step")
+    async with replay_server(tmp_path / "empty", replace(RULES, total_steps=steps)) as replay:
+        await replay.stub.OpenFeed(pb.OpenFeedRequest(row_count=1000, fingerprint="f"))
+        await replay.begin_resume(2)
+        await replay.to_ledger()
+        await replay.roll_back(cut=part, restore=True)
+        now = await replay.status()
+        assert now.total_steps == (steps if is_taken else before.total_steps)
+        assert (now.committed_step, now.cursor) == (2, before.cursor)
 
 
 @pytest.mark.parametrize(

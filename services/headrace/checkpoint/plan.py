@@ -284,9 +284,7 @@ def nothing_whole(
         mend = "have checkpoint.storage name the place where they are"
     lines = [f"{what}; the run does not begin again:"]
     lines += [problem for found in skipped for problem in found.problems]
-    lines.append(
-        f"{mend}, or leave them behind with resume.mode=disable resume.allow=[new_lineage]"
-    )
+    lines.append(f"{mend}, or begin another run: run.name=NAME or run.run_dir=DIR")
     return NoValidCheckpointError("\n".join(lines))
 
 

@@ -48,6 +48,7 @@ def run_here(path: Path, overrides: Sequence[str], *, plain: bool) -> int:
     with RunLock(directory):
         past = Past.of(directory, config)
         if past.finished:
+            past.check_is_to_be_left(config)
             console.print(Text(past.finished_in_words()))
             return DONE
         past.check_can_go_on(config)

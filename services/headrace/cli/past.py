@@ -31,6 +31,8 @@ class Past:
     """What its journal says; None if that is lost, damaged, or in Redis."""
     saved: bool
     """Whether that run makes checkpoints."""
+    run_id: str
+    """The run."""
 
     @classmethod
     def of(cls, directory: RunDirectory, config: Config) -> Self:
@@ -50,7 +52,7 @@ class Past:
             or before.journal.kind == "redis"
         )
         saves = [makes_checkpoints(each) for each in (before, config)]
-        return cls(directory, began, status, all(saves))
+        return cls(directory, began, status, all(saves), config.run.run_id)
 
     @property
     def finished(self) -> bool:
@@ -67,9 +69,32 @@ class Past:
 
     def finished_in_words(self) -> str:
         """Say that there is nothing to do, in a line."""
+        status = self.status
+        assert status is not None
+        words = f"{self.directory.path} is finished: "
+        words += f"{status.committed_step} of {status.total_steps or '?'} steps; "
+        if self.saved:
+            words += (
+                "to train on from a checkpoint of it: run.run_dir=ANOTHER "
+                f"run.run_id={self.run_id} resume.mode=path resume.path=…/global_step_N; "
+            )
+        return words + ANOTHER
+
+    def check_is_to_be_left(self, config: Config) -> None:
+        """Find out whether a finished run is asked to go back, which it cannot.
+
+        Raises:
+            UsageError: `resume` names what was not done before the run was finished.
+
+        """
+        # Imported here, as the first run of a directory has nothing to go back from.
+        from headrace.checkpoint.plan import is_fulfilled, wish_of
+
         assert self.status is not None
-        steps = f"{self.status.committed_step} of {self.status.total_steps or '?'} steps"
-        return f"{self.directory.path} is finished: {steps}; {ANOTHER}"
+        if not is_fulfilled(wish_of(config.resume), self.status):
+            raise UsageError(
+                f"resume.mode: {config.resume.mode} is not done: {self.finished_in_words()}"
+            )
 
     def going_on_in_words(self) -> str:
         """Say what is gone on with, in a line."""

@@ -8,6 +8,7 @@ from headrace.errors import DataChangedError, FeedGapError, FeedNotOpenError, In
 from headrace.replay import circuit
 from headrace.replay.ending import at_end, end_run
 from headrace.replay.ledger import Ledger
+from headrace.replay.progress import Feed
 from headrace.replay.settings import LedgerSettings
 from headrace.v1 import feeder_pb2, prompt_pb2, replay_pb2, resume_pb2
 from headrace.v1 import journal_pb2 as journal
@@ -66,6 +67,25 @@ def open_feed(
             fingerprint=fingerprint,
         )
     )
+
+
+def keep_length(ledger: Ledger, opened: Feed) -> None:
+    """Let a restored ledger be as long as the feed was opened for, not as its checkpoint was.
+
+    What does not fit the checkpoint is left to the feeder, who opens the feed again and is refused.
+    """
+    known = ledger.feed
+    is_same = (opened.row_count, opened.fingerprint) == (known.row_count, known.fingerprint)
+    fits = opened.ordinal_count >= ledger.cursor and opened.total_steps >= ledger.committed_step
+    if opened != known and is_same and fits and known.row_count < UNKNOWN_LENGTH:
+        ledger.emit(
+            journal.FeedOpened(
+                row_count=opened.row_count,
+                ordinal_count=opened.ordinal_count,
+                total_steps=opened.total_steps,
+                fingerprint=opened.fingerprint,
+            )
+        )
 
 
 def end_feed(ledger: Ledger, settings: LedgerSettings, *, ordinal_count: int) -> None:

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from headrace.errors import CannotResumeError, InvalidFieldError
 from headrace.failpoints import reach
-from headrace.replay import cutting, resuming, sampling
+from headrace.replay import cutting, feeding, resuming, sampling
 from headrace.replay.cut_file import read_cut, sessions_of, write_cut
 from headrace.replay.journal.base import Journal
 from headrace.replay.load import load_until
@@ -163,7 +163,9 @@ class CoordinatorCalls(Calls):
                 f"the checkpoint was made with rollout.n, sampler.basis, data.train_batch_size = "
                 f"{before}; now they are {now}: set them back"
             )
+        feed = ledger.feed
         ledger.emit(journal_pb2.LedgerRestored(resume_id=resume_id, base=base))
+        feeding.keep_length(ledger, feed)
 
     async def AdvanceResume(
         self, request: pb.AdvanceResumeRequest, context: Context
