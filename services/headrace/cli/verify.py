@@ -77,10 +77,10 @@ def verify_resume(
     )
     if outcome.unreached:
         console.print(f"not reached: {', '.join(outcome.unreached)}")
-    words = " ".join(overrides or ())
+    words = " ".join([str(config), *(overrides or ())])
     console.print(
-        f"again: headrace verify-resume {config} {words} --kills {kills} --seed {seed} "
-        f"--steps {steps}",
+        f"again: headrace verify-resume {words} --kills {kills} --seed {seed} --steps {steps} "
+        f"--rounds {rounds}",
         style="dim",
     )
     console.print(f"histories, logs and checkpoints: {wanted.directory}", style="dim")
