@@ -40,6 +40,8 @@ class JournalMark:
                 f"it was at epoch {noted_epoch}, position {noted_position}: it was restored from an "
                 "older copy, or lost writes. Restore the newer copy, or start a new run"
             )
+            if not position:
+                msg += "; or remove that file, and the run goes on from its newest checkpoint, if any"
             raise JournalDamagedError(msg)
 
     def write(self, *, epoch: int, position: int) -> None:
