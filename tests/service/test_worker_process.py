@@ -48,6 +48,7 @@ def make_config(directory: Path, engine: dict[str, Any], **sections: Any) -> Con
             "rollout": {"engine": engine, "n": 2, "max_groups_in_flight": 8},
             "ledger": {"lease_s": 2.0, "max_failures": 50},
             "store": {"capacity_bytes": 2**24},
+            "trainer": {"save_freq": -1},
             **sections,
         }
     )

@@ -64,6 +64,8 @@ class GroupLife:
     """Runs once."""
 
     lease: prompt_pb2.Lease
+    weights: prompt_pb2.WeightsId
+    """What the lease was asked for with."""
     tools: Tools
     errors: list[str] = field(default_factory=list)
     """One line each."""
@@ -168,8 +170,19 @@ class GroupLife:
                 continue
             sample = future.result()
             self.generated_token_count += len(sample.token_ids)
+            if not self._is_of_the_line(sample.weights):
+                self.hand_back()
+                continue
             samples.append((request.session, sample))
         return sorted(samples, key=lambda each: each[0])
+
+    def _is_of_the_line(self, weights: prompt_pb2.WeightsId) -> bool:
+        """Whether the ledger may know the weights that the engine had.
+
+        A lease may be granted on a new time line by a call that was made before, while the engine
+        has taken later weights of the line that was left.
+        """
+        return weights == self.weights or weights.lineage == self.lease.lineage
 
     async def _finish(self, samples: Sequence[tuple[int, Sample]]) -> None:
         """Score and deliver."""

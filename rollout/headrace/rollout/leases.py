@@ -36,7 +36,7 @@ class Leases:
         room: How many more groups there is room for.
         most_per_call: So that the answer fits into a message.
         wait_s: How long one call waits for work. A worker that goes home waits for the answer.
-        accept: Takes leases; never fails.
+        accept: Takes leases, with the weights that they were asked for with; never fails.
         pause: Between failures.
         changes: Notified when room, weights or anything else may have changed.
 
@@ -50,7 +50,7 @@ class Leases:
         room: Callable[[], int],
         most_per_call: int,
         wait_s: float,
-        accept: Callable[[Sequence[prompt_pb2.Lease]], None],
+        accept: Callable[[Sequence[prompt_pb2.Lease], prompt_pb2.WeightsId], None],
         replay: Peer,
         stub: replay_pb2_grpc.ReplayBufferServiceAsyncStub,
         pause: Pause,
@@ -141,4 +141,4 @@ class Leases:
             return
         self.ended = self.ended or answer.ended
         self.blocked_by = answer.blocked_by
-        self._accept(answer.leases)
+        self._accept(answer.leases, weights.id)

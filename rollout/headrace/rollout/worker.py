@@ -187,13 +187,13 @@ class Worker:
             for task in tasks:
                 task.cancel()
 
-    def _accept(self, leases: Sequence[prompt_pb2.Lease]) -> None:
+    def _accept(self, leases: Sequence[prompt_pb2.Lease], weights: prompt_pb2.WeightsId) -> None:
         for lease in leases:
             self._lease_s = lease.expires_in_s or self._lease_s
             if self._stopping.is_set():
                 self._end(_ref(lease), replay_pb2.LEASE_END_RETURNED)
                 continue
-            life = GroupLife(lease, self._tools)
+            life = GroupLife(lease, weights, self._tools)
             task = asyncio.create_task(self._see_through(life), name=f"group {lease.uid}")
             self._groups[task] = life
             task.add_done_callback(self._forget)

@@ -47,7 +47,7 @@ def write_cut(
     try:
         with tempfile.TemporaryDirectory(prefix="headrace-cut-") as folder:
             file = Path(folder) / FILE
-            file.write_bytes(base.SerializeToString())
+            file.write_bytes(base.SerializeToString(deterministic=True))
             part = write_part(uri, name="ledger", owner="replay", source=file, target=FILE)
     except (OSError, HeadraceError) as error:
         raise SnapshotFailedError(f"the ledger could not be written to {uri}: {error}") from error

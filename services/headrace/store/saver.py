@@ -122,6 +122,11 @@ class RowSaver:
         task.add_done_callback(lambda _: self._under_way.pop(uri))
         return await lasting(task)
 
+    async def settle(self, limit_s: float = 5.0) -> None:
+        """Wait until nothing is being written into a checkpoint, or for so long."""
+        if self._under_way:
+            await asyncio.wait(list(self._under_way.values()), timeout=limit_s)
+
     async def close(self) -> None:
         """Give up what is under way."""
         tasks = list(self._under_way.values())

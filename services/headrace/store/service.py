@@ -152,7 +152,10 @@ class StoreService(store_pb2_grpc.TrajectoryStoreServiceServicer):
     ) -> pb.ReleaseDeletionsResponse:
         """End a hold, and delete what was noted."""
         _require("hold_id", request.hold_id)
-        deleted = await self._ready().store.release_deletions(request.hold_id)
+        opened = self._ready()
+        # A save that was asked for twice may still write: the manifest comes after the release.
+        await opened.saver.settle()
+        deleted = await opened.store.release_deletions(request.hold_id)
         return pb.ReleaseDeletionsResponse(deleted_count=deleted)
 
     async def SaveRows(

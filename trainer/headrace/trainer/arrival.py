@@ -38,6 +38,10 @@ class CannotFollowError(HeadraceError):
     """The run has steps or weights of an earlier trainer, which are lost."""
 
 
+class ResumedAnewError(HeadraceError):
+    """The run is resumed from elsewhere than where this trainer's state is of."""
+
+
 @dataclass(frozen=True)
 class Start:
     """Where training begins."""
@@ -162,18 +166,19 @@ class Resumption:
         part = answer.trainer_part if answer.HasField("trainer_part") else None
         return Start(answer.state.lineage, answer.state.step, part, is_resumed=True)
 
-    async def opened(self) -> resume_pb2.ResumeState:
-        """Wait until the run goes on: sampling is allowed.
+    async def opened(self, lineage: str) -> resume_pb2.ResumeState:
+        """Wait until the run goes on, on the time line of `start`: sampling is allowed.
 
         Raises:
+            ResumedAnewError: the run is resumed from elsewhere by now.
             TrainerFencedError, CannotResumeError, NoValidCheckpointError, Stopped: as `start`.
 
         """
-        answer = await self._until(resume_pb2.RESUME_PHASE_OPEN)
+        answer = await self._until(resume_pb2.RESUME_PHASE_OPEN, lineage)
         return answer.state
 
     async def _until(
-        self, phase: resume_pb2.ResumePhase.ValueType
+        self, phase: resume_pb2.ResumePhase.ValueType, lineage: str = ""
     ) -> checkpoint_pb2.ResumeResponse:
         request = checkpoint_pb2.ResumeRequest(
             incarnation=self._registered.incarnation,
@@ -194,6 +199,11 @@ class Resumption:
                     timeout_s=POLL_S + ANSWER_S,
                     stopping=self._stopping,
                 )
+                if lineage and answer.state.lineage not in ("", lineage):
+                    raise ResumedAnewError(
+                        f"the run is resumed from step {answer.state.step} anew, on the time line "
+                        f"{answer.state.lineage}, not on {lineage}: this trainer starts again"
+                    )
                 if _has_come(answer, phase):
                     return answer
                 wait.ends_when = (

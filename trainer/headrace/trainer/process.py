@@ -17,7 +17,7 @@ from headrace.log import get_logger
 from headrace.rpc.advertise import advertised
 from headrace.rpc.calls import Stopped
 from headrace.rpc.process import Process, ProcessOptions
-from headrace.trainer.arrival import CannotFollowError
+from headrace.trainer.arrival import CannotFollowError, ResumedAnewError
 from headrace.trainer.compute import ComputeThread
 from headrace.trainer.departure import INTERRUPTED, Departure
 from headrace.trainer.exposition import ProgressMetrics
@@ -76,6 +76,8 @@ async def run(config: Config, options: ProcessOptions) -> int:
         raise UsageError(str(error)) from error
     except TrainerFencedError as error:
         return _give_up("fenced", f"a newer trainer has taken over the run: {error}", TRAINER_DIED)
+    except ResumedAnewError as error:
+        return _give_up("resumed_anew", str(error), CRASHED)
     except CannotFollowError as error:
         return _give_up("cannot_resume", str(error), TRAINER_DIED)
     except NotSavedError as error:

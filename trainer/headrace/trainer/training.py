@@ -126,7 +126,7 @@ class Training:
                 await self._compute.run(copy.reserve, actor)
             if resumption and start.is_resumed:
                 self._progress.phase = TrainerPhase.TRAINER_PHASE_RESUMING
-                await resumption.opened()
+                await resumption.opened(start.lineage)
                 await self._compute.run(writer.leave_other_lines)
             await loop.run(recorder)
         finally:
