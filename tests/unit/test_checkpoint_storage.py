@@ -12,6 +12,7 @@ import fsspec
 import pytest
 from checkpoint_files import directory_at, write_checkpoint
 
+from headrace.checkpoint.directory import CheckpointDirectory
 from headrace.checkpoint.storage import (
     DamagedError,
     Storage,
@@ -226,3 +227,23 @@ def test_a_storage_without_its_driver_is_a_line_for_the_user() -> None:
 
 def test_a_url_and_a_directory_name_the_same_place(tmp_path: Path) -> None:
     assert Storage(str(tmp_path)).url == Storage(tmp_path.as_uri() + "/").url == tmp_path.as_uri()
+
+
+def test_a_file_in_the_place_of_the_directory_is_a_line_for_the_user(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for place in ("file", "file/below/it"):
+        with pytest.raises(UsageError, match=rf"{tmp_path}/file is no directory"):
+            Storage(str(tmp_path / place)).check_is_directory()
+
+    Storage(str(tmp_path / "new" / "folder")).check_is_directory()
+
+
+def test_other_things_with_the_name_of_a_checkpoint_are_no_checkpoints(tmp_path: Path) -> None:
+    (tmp_path / "global_step_3").write_text("a file")
+    (tmp_path / "global_step_4" / "manifest.json").mkdir(parents=True)
+
+    found = CheckpointDirectory(Storage(str(tmp_path))).find(read=True)
+
+    assert [one.step for one in found] == [4, 3]
+    assert "manifest.json is a directory" in found[0].problems[0]
+    assert "manifest.json is missing" in found[1].problems[0]

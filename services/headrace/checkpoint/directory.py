@@ -69,12 +69,14 @@ def storage_of(config: Config) -> Storage:
     """Open the storage of a run.
 
     Raises:
-        UsageError: none is configured and there is no run directory, or it needs a driver that is
-            not installed.
+        UsageError: none is configured and there is no run directory, it is a file, or it needs a
+            driver that is not installed.
 
     """
     if config.checkpoint.storage is not None:
-        return Storage(config.checkpoint.storage)
+        storage = Storage(config.checkpoint.storage)
+        storage.check_is_directory()
+        return storage
     if config.run.run_dir is None:
         raise UsageError("checkpoint.storage: give a URL or a directory, or run.run_dir")
     return Storage(str(RunDirectory(config.run.run_dir).checkpoints))
@@ -99,9 +101,11 @@ def examine(uri: str, *, read: bool | None = None) -> Found:
     step = int(name.rpartition("_")[2]) if name.removeprefix("global_step_").isdecimal() else 0
     try:
         manifest = parse(storage.read_bytes(MANIFEST), source=source, uri=storage.url)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         problem = f"{source} is missing: the snapshot did not come to its end, or lost it"
         return Found(step, storage.url, None, (problem,), unfinished=True)
+    except IsADirectoryError:
+        return Found(step, storage.url, None, (f"{source} is a directory",))
     except DamagedError as error:
         return Found(step, storage.url, None, error.problems)
     problems: list[str] = []

@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from headrace.checkpoint.filesystems import LocalFiles, nothing, open_files, pieces_of
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, UsageError
 from headrace.v1.resume_pb2 import CheckpointPart, PartFile
 
 MANIFEST: Final = "manifest.json"
@@ -61,6 +61,20 @@ class Storage:
         local = isinstance(self._files, LocalFiles)
         self.url = f"file://{self._root}" if local else url.rstrip("/")
         """The URL, without a `/` at its end."""
+
+    def check_is_directory(self) -> None:
+        """Find out early that a file is in the way, where that can be told.
+
+        Raises:
+            UsageError: it, or a folder that it is to lie in, is a file.
+
+        """
+        if not isinstance(self._files, LocalFiles):
+            return
+        root = Path(self._root)
+        there = next(path for path in (root, *root.parents) if path.exists())
+        if not there.is_dir():
+            raise UsageError(f"checkpoint.storage: {there} is no directory; give another one")
 
     def join(self, *names: str) -> str:
         """Give the URL of something below."""

@@ -22,7 +22,7 @@ class Checked:
 
 
 def preflight(path: Path, overrides: Sequence[str]) -> Checked:
-    """Load the configuration, open the data set, load the tokenizer, find the reward.
+    """Load the configuration, open data set, tokenizer and storage, find the reward.
 
     Raises:
         UsageError: something of it is wrong or not installed.
@@ -34,6 +34,7 @@ def preflight(path: Path, overrides: Sequence[str]) -> Checked:
     config = load_config(path, overrides)
 
     # Imported here: a wrong configuration is told without waiting for them.
+    from headrace.checkpoint.directory import storage_of
     from headrace.feeder.sources.load import open_data
     from headrace.feeder.sources.stream import StreamRows
     from headrace.rollout.rewards.make import check_rewards
@@ -44,6 +45,8 @@ def preflight(path: Path, overrides: Sequence[str]) -> Checked:
     data = open_data(config.data)
     load_tokenizer(config.model)
     check_rewards(config.reward)
+    if config.checkpoint.storage is not None:
+        storage_of(config)
     warnings = config.warnings()
     if not isinstance(data, StreamRows):
         warnings += _too_few_rows(config, len(data))
