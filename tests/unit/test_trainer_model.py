@@ -129,3 +129,10 @@ def test_a_tokenizer_larger_than_the_model_is_refused(tmp_path: Path) -> None:
 def test_a_device_that_is_not_there_is_named() -> None:
     with pytest.raises(UsageError, match=r"trainer\.device = 'abacus'"):
         pick_device("abacus")
+
+
+def test_weights_that_cannot_be_written_are_an_error_of_the_file(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").mkdir()
+
+    with pytest.raises(OSError, match=str(tmp_path)):
+        save_model(build(config()), tmp_path)

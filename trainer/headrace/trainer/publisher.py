@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import Any
+
+from safetensors import SafetensorError
 
 from headrace.weights import directory
 
@@ -12,8 +15,16 @@ ONE_FILE = "1000000GB"
 
 
 def save_model(model: Any, target: Path) -> None:
-    """Write `config.json` and `model.safetensors`. Tied weights are written once."""
-    model.save_pretrained(target, max_shard_size=ONE_FILE)
+    """Write `config.json` and `model.safetensors`. Tied weights are written once.
+
+    Raises:
+        OSError: they could not be written; the disk is full, most often.
+
+    """
+    try:
+        model.save_pretrained(target, max_shard_size=ONE_FILE)
+    except SafetensorError as error:
+        raise OSError(errno.EIO, str(error), str(target)) from error
 
 
 class WeightsWriter:
