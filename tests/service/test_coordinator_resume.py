@@ -108,7 +108,8 @@ async def test_a_store_that_died_with_the_trainer_is_filled_from_the_checkpoint(
 ) -> None:
     await run.come()
     await trained(run, 2)
-    made = await run.generate(2)
+    await run.generate(2)
+    made = await run.finished()
     assert made
     await run.save()
     await run.restart_store()
@@ -129,7 +130,8 @@ async def test_a_store_that_died_with_the_trainer_is_filled_from_the_checkpoint(
 async def test_a_lost_journal_is_restored_from_the_checkpoint(run: Coordinated) -> None:
     await run.come()
     first = await trained(run, 2)
-    made = await run.generate(2)
+    await run.generate(2)
+    made = await run.finished()
     await run.save()
     await trained(run, 3)
     await run.kill("replay")

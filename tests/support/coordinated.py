@@ -193,6 +193,11 @@ class Coordinated:
         )
         return [lease.uid for lease in leases]
 
+    async def finished(self) -> list[str]:
+        """Give the groups that are ready to be trained on; a slow step may have left some."""
+        request = replay_pb2.ListPromptsRequest(state=prompt_pb2.PROMPT_STATE_FINISHED)
+        return [group.uid for group in (await self.replay.ListPrompts(request)).groups]
+
     # -- trainer
 
     async def register(self) -> None:
