@@ -40,9 +40,10 @@ def progress_in_words(view: View) -> str:
         return _leave_in_words(view)
     if view.starting:
         return f"starting {', '.join(view.starting)}"
-    if not view.total_steps:
+    if view.replay is None or not view.total_steps:
         return "opening the data set"
-    return f"step {view.steps.last}/{view.total_steps}"
+    done = view.steps.last or view.replay.committed_step  # Elsewhere the metrics may be unknown.
+    return f"step {done}/{view.total_steps}"
 
 
 def _leave_in_words(view: View) -> str:

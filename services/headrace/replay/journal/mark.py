@@ -41,7 +41,9 @@ class JournalMark:
                 "older copy, or lost writes. Restore the newer copy, or start a new run"
             )
             if not position:
-                msg += "; or remove that file, and the run goes on from its newest checkpoint, if any"
+                msg += (
+                    "; or remove that file, and the run goes on from its newest checkpoint, if any"
+                )
             raise JournalDamagedError(msg)
 
     def write(self, *, epoch: int, position: int) -> None:
