@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from headrace.replay.group import FINISHED, PENDING, TRAINED
+from headrace.replay.group import FINISHED, PENDING, RUNNING, TRAINED
 from headrace.replay.progress import CommitMemo
 from headrace.v1 import journal_pb2 as journal
 from headrace.v1 import resume_pb2
@@ -85,7 +85,9 @@ def _on_lineage_opened(ledger: Ledger, event: journal.LineageOpened) -> None:
     for change in event.groups:
         with ledger.groups.changing(ledger.groups[change.uid]) as group:
             ledger.resume.untrained_count += group.state == TRAINED
+            had_work = group.state == RUNNING or bool(group.sessions)
             _reopen(ledger, group, change, event.store_incarnation)
+            ledger.regenerated["rolled_back"] += had_work and group.state == PENDING
     ledger.lineages.append(line)
     ledger.committed_step = line.fork_step
     ledger.last_commit = CommitMemo(line.fork_step)
@@ -116,10 +118,11 @@ def _reopen(
 def _on_rows_lost(ledger: Ledger, event: journal.RowsLost) -> None:
     for uid, session in zip(event.uids, event.sessions, strict=True):
         with ledger.groups.changing(ledger.groups[uid]) as group:
+            # What was PENDING was counted when its time line began.
+            ledger.regenerated["rolled_back"] += group.state == FINISHED
             group.sessions.pop(session, None)
             ledger.to_pending(group)
             ledger.touch(group)
-    ledger.regenerated["store_lost"] += len(set(event.uids))
     _count_reissued(ledger)
 
 

@@ -2435,7 +2435,9 @@ class GetReplayStatusResponse(_message.Message):
 
     @_builtins.property
     def regenerated(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
-        """Times a group had to be leased again, by cause: expired, returned, failed, store_lost."""
+        """Times a group had to be leased again, by cause: expired, returned, failed,
+        store_lost, rolled_back.
+        """
 
     @_builtins.property
     def addresses(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
