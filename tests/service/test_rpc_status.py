@@ -112,7 +112,9 @@ def subclasses(error: type[WireError]) -> Iterator[type[WireError]]:
 
 
 def test_no_error_is_missing_from_the_table_and_no_reason_is_used_twice() -> None:
-    assert sorted(WIRE_ERRORS) == sorted(error.reason for error in subclasses(WireError))
+    # A process may tell kinds of one reason apart, for itself.
+    own = [error for error in subclasses(WireError) if "reason" in vars(error)]
+    assert sorted(WIRE_ERRORS) == sorted(error.reason for error in own)
 
 
 def test_metadata_may_be_called_anything() -> None:
