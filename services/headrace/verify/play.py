@@ -197,8 +197,10 @@ class _Game:
             await asyncio.sleep(POLL_S)
 
     async def _lose_store(self) -> None:
-        self._report("the store loses all it has, and the trainer dies")
+        while not self._recorder.last.saved_step:  # noqa: ASYNC110 (no event for it)
+            await asyncio.sleep(POLL_S)
         await self._progress()
+        self._report("the store loses all it has, and the trainer dies")
         await self._kill("store", then=lambda: shutil.rmtree(self._directory.store, True))
         await asyncio.sleep(0.2)
         await self._kill("trainer")
