@@ -87,14 +87,7 @@ class Peers:
         name: str,
     ) -> _Response:
         """Ask the replay buffer something that it answers at once."""
-        return await persist(
-            method,
-            request,
-            waits=self._waits,
-            name=name,
-            owner=REPLAY,
-            stopping=self._stopping,
-        )
+        return await self._ask(method, request, name, REPLAY)
 
     async def ask_store(
         self,
@@ -103,14 +96,7 @@ class Peers:
         name: str,
     ) -> _Response:
         """Ask the store something that it answers at once."""
-        return await persist(
-            method,
-            request,
-            waits=self._waits,
-            name=name,
-            owner=STORE,
-            stopping=self._stopping,
-        )
+        return await self._ask(method, request, name, STORE)
 
     async def work_of_replay(
         self,
@@ -119,8 +105,7 @@ class Peers:
         name: str,
     ) -> _Response:
         """Have the replay buffer do something that takes its time."""
-        with self.waiting(name, owner=REPLAY, ends_when="it is done", stall_after_s=self._work_s):
-            return await self._poll(method, request, REPLAY, self._work_s)
+        return await self._work(method, request, name, REPLAY)
 
     async def work_of_store(
         self,
@@ -129,8 +114,33 @@ class Peers:
         name: str,
     ) -> _Response:
         """Have the store do something that takes its time."""
-        with self.waiting(name, owner=STORE, ends_when="it is done", stall_after_s=self._work_s):
-            return await self._poll(method, request, STORE, self._work_s)
+        return await self._work(method, request, name, STORE)
+
+    async def _ask(
+        self,
+        method: grpc.aio.UnaryUnaryMultiCallable[_Request, _Response],
+        request: _Request,
+        name: str,
+        owner: str,
+    ) -> _Response:
+        return await persist(
+            method,
+            request,
+            waits=self._waits,
+            name=name,
+            owner=owner,
+            stopping=self._stopping,
+        )
+
+    async def _work(
+        self,
+        method: grpc.aio.UnaryUnaryMultiCallable[_Request, _Response],
+        request: _Request,
+        name: str,
+        owner: str,
+    ) -> _Response:
+        with self.waiting(name, owner=owner, ends_when="it is done", stall_after_s=self._work_s):
+            return await self._poll(method, request, owner, self._work_s)
 
     async def advance(
         self,

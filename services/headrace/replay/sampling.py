@@ -124,14 +124,15 @@ def sample(
         return Sample(replay_pb2.SAMPLE_STATUS_WAITING, blocked_by="the feeder to open the feed")
     if ledger.resume and ledger.is_resuming:
         return Sample(replay_pb2.SAMPLE_STATUS_WAITING, blocked_by=being_resumed(ledger.resume))
-    if ledger.open_step is None and step == ledger.current_step and at_end(ledger):
-        return _at_end(ledger, settings)
+    may_open = ledger.open_step is None and step == ledger.current_step
+    if may_open and (cause := at_end(ledger)):
+        return _at_end(ledger, settings, cause)
     opened = _open(ledger, step=step, part=part, part_count=part_count)
     need = opened.quota - len(opened.parts[part])
     if not need:
         return Sample(replay_pb2.SAMPLE_STATUS_READY, _groups(ledger, opened.parts[part]))
-    if at_end(ledger):
-        return _at_end(ledger, settings)
+    if cause := at_end(ledger):
+        return _at_end(ledger, settings, cause)
     counts = ledger.groups.counts
     if counts[FINISHED] < need:
         blocked_by = f"{need - counts[FINISHED]} more finished groups of the {need} this part needs"
@@ -147,10 +148,10 @@ def sample(
     return Sample(replay_pb2.SAMPLE_STATUS_READY, _groups(ledger, opened.parts[part]))
 
 
-def _at_end(ledger: Ledger, settings: LedgerSettings) -> Sample:
+def _at_end(ledger: Ledger, settings: LedgerSettings, cause: str) -> Sample:
     """Say that there is no more; without checkpoints nothing has to be saved, and that is it."""
     if not settings.saves:
-        end_run(ledger, at_end(ledger))
+        end_run(ledger, cause)
     return Sample(replay_pb2.SAMPLE_STATUS_DATA_ENDED)
 
 

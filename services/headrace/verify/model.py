@@ -112,7 +112,6 @@ class Model:
         self.snapshot_id = ""
         self.trainer_incarnation = 0
         self.circuit_open = False
-        self.fed_in_resume = 0
 
     def check(self, holds: bool, text: str) -> None:
         """Tell what does not hold."""
@@ -446,7 +445,6 @@ class Model:
         )
         self.resume_id, self.resume_step, self.resume_phase = event.resume_id, event.step, 1
         self.snapshot_id = ""
-        self.fed_in_resume = 0
 
     def _on_resume_advanced(self, event: journal_pb2.ResumeAdvanced) -> None:
         self.check(event.resume_id == self.resume_id, "I6: another resume's phase")

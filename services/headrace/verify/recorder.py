@@ -7,7 +7,7 @@ through every death of the replay buffer. Knows nothing of what the events mean.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 import grpc
@@ -68,11 +68,11 @@ class Recorder:
             await asyncio.sleep(RETRY_S)
         return address
 
-    async def _again(self, look: Callable[[str], object]) -> None:
+    async def _again(self, look: Callable[[str], Awaitable[None]]) -> None:
         """Go on after each death of the replay buffer."""
         while True:
             try:
-                await look(await self._known())  # type: ignore[misc]
+                await look(await self._known())
             except grpc.aio.AioRpcError as error:
                 if error.code() is grpc.StatusCode.INVALID_ARGUMENT:
                     self.contradictions.append(

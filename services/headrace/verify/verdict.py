@@ -54,8 +54,6 @@ class Line:
     what: str
     wrong: tuple[str, ...] = ()
     """What is wrong with it; nothing if it holds."""
-    note: str = ""
-    """What was looked at."""
 
 
 def fold(played: Played, rules: Rules) -> tuple[Model, list[str]]:
