@@ -215,7 +215,7 @@ async def test_workers_get_each_version_from_a_trainer_that_shares_no_directory_
             here = await downloads.get(weights)
             await engine.load(here)
         [sample] = engine.generate([SampleRequest("e0r0", 0, 1, [2, 3], 1.0, 2)])
-        got.append((await sample).weights.version)
+        got.append((await sample).response.weight_spans[0].version)
         return Path(here.uri)
 
     stage.peers.locate = locate  # type: ignore[method-assign]

@@ -23,12 +23,10 @@ class Engine:
 
     def generate(self, requests: Sequence[SampleRequest]) -> list[asyncio.Future[Sample]]:
         futures = []
-        for _ in requests:
+        for request in requests:
             future: asyncio.Future[Sample] = asyncio.get_running_loop().create_future()
-            stop = trajectory_pb2.FINISH_REASON_STOP
-            future.set_result(
-                Sample(token_ids=[1], logprobs=[0.0], finish_reason=stop, weights=self._weights)
-            )
+            request.response.extend([1], [0.0], self._weights)
+            future.set_result(Sample(request.response, trajectory_pb2.FINISH_REASON_STOP))
             futures.append(future)
         return futures
 

@@ -87,10 +87,10 @@ async def test_sequences_take_their_time_and_name_the_weights_they_began_with(
 
     assert slept[0] == slept[2] == 7
     assert slept[1] == script(config, request(), vocab_size=VOCAB, eos_id=EOS).latency_s
-    assert sample.weights.version == 0
-    assert (await engine.generate([request(1)])[0]).weights.version == 1
+    assert sample.response.weight_spans[0].version == 0
+    assert (await engine.generate([request(1)])[0]).response.weight_spans[0].version == 1
     assert sample.finish_reason in (FINISH_REASON_STOP, FINISH_REASON_LENGTH)
-    assert engine.status().generated_token_count >= len(sample.token_ids)
+    assert engine.status().generated_token_count >= len(sample.response.token_ids)
 
 
 async def test_while_the_failing_file_is_there_every_generation_fails(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ async def test_while_the_failing_file_is_there_every_generation_fails(tmp_path: 
         await engine.generate([request()])[0]
 
     file.unlink()
-    assert (await engine.generate([request()])[0]).token_ids
+    assert (await engine.generate([request()])[0]).response.token_ids
 
 
 async def test_a_manifest_that_is_not_the_published_one_is_refused(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, PretrainedConfig, Qwe
 
 from headrace.config.rollout import TorchEngine as TorchConfig
 from headrace.errors import UsageError
-from headrace.rollout.engines.base import EngineError, SampleRequest
+from headrace.rollout.engines.base import EngineError, Sample, SampleRequest
 from headrace.rollout.engines.torch_engine import TorchEngine
 from headrace.v1 import prompt_pb2
 from headrace.v1.trajectory_pb2 import FINISH_REASON_LENGTH, FINISH_REASON_STOP
@@ -81,6 +81,12 @@ def request(session: int, *, uid: str = "e0r0", limit: int = 12, attempt: int = 
     )
 
 
+def version_of(sample: Sample) -> int:
+    [span] = sample.response.weight_spans
+    assert (span.begin, span.end) == (0, len(sample.response.token_ids))
+    return span.version
+
+
 @pytest.mark.parametrize("config", [GPT2, QWEN3], ids=["gpt2", "qwen3"])
 async def test_samples_carry_the_logprobs_and_the_version_of_the_weights_that_made_them(
     config: PretrainedConfig, tmp_path: Path
@@ -94,17 +100,17 @@ async def test_samples_carry_the_logprobs_and_the_version_of_the_weights_that_ma
             samples = await asyncio.gather(*engine.generate(requests))
 
             for asked, sample in zip(requests, samples, strict=True):
-                assert sample.weights.version == version
-                stopped = sample.token_ids[-1] == EOS
+                assert version_of(sample) == version
+                stopped = sample.response.token_ids[-1] == EOS
                 assert sample.finish_reason == (
                     FINISH_REASON_STOP if stopped else FINISH_REASON_LENGTH
                 )
-                ids = torch.tensor([[*asked.prompt_token_ids, *sample.token_ids]])
+                ids = torch.tensor([[*asked.prompt_token_ids, *sample.response.token_ids]])
                 with torch.no_grad():
                     logits = model(input_ids=ids).logits[0, len(asked.prompt_token_ids) - 1 : -1]
                 logp = torch.log_softmax(logits / 0.7, dim=-1)
-                wanted = logp.gather(-1, torch.tensor(sample.token_ids)[:, None])[:, 0]
-                assert sample.logprobs == pytest.approx(wanted.tolist(), abs=1e-4)
+                wanted = logp.gather(-1, torch.tensor(sample.response.token_ids)[:, None])[:, 0]
+                assert sample.response.logprobs == pytest.approx(wanted.tolist(), abs=1e-4)
 
 
 async def test_another_attempt_samples_other_tokens_and_the_same_one_the_same(
@@ -115,7 +121,10 @@ async def test_another_attempt_samples_other_tokens_and_the_same_one_the_same(
 
         async def tokens(attempt: int) -> list[list[int]]:
             asked = [request(session, attempt=attempt) for session in range(8)]
-            return [sample.token_ids for sample in await asyncio.gather(*engine.generate(asked))]
+            return [
+                sample.response.token_ids
+                for sample in await asyncio.gather(*engine.generate(asked))
+            ]
 
         first, again, other = await tokens(1), await tokens(1), await tokens(2)
 
@@ -135,12 +144,12 @@ async def test_a_batch_is_made_by_one_version_though_newer_weights_come_meanwhil
         samples = await asyncio.gather(*futures)
         [last] = await asyncio.gather(*engine.generate([request(0)]))
 
-    versions = [sample.weights.version for sample in samples]
+    versions = [version_of(sample) for sample in samples]
     assert versions == sorted(versions)
     assert versions[0] == 0
     for batch in range(0, 40, 4):
         assert len(set(versions[batch : batch + 4])) == 1
-    assert last.weights.version == 1
+    assert version_of(last) == 1
 
 
 async def test_a_cancelled_sequence_is_aborted_and_its_tokens_are_counted(tmp_path: Path) -> None:
@@ -156,7 +165,7 @@ async def test_a_cancelled_sequence_is_aborted_and_its_tokens_are_counted(tmp_pa
         await asyncio.gather(*(futures[index] for index in (0, 2, 3, 4)))
         status = engine.status()
 
-    wanted = sum(len(futures[index].result().token_ids) for index in (0, 2, 3, 4))
+    wanted = sum(len(futures[index].result().response.token_ids) for index in (0, 2, 3, 4))
     assert status.generated_token_count == wanted + status.aborted_token_count
     assert status.aborted_token_count <= 60  # one that was never begun has none
 
@@ -177,7 +186,7 @@ async def test_a_sequence_longer_than_the_model_is_its_own_error(tmp_path: Path)
 
         with pytest.raises(EngineError, match="65 positions, the model has 64"):
             await long
-        assert (await short).token_ids
+        assert (await short).response.token_ids
 
 
 async def test_a_batch_that_breaks_fails_its_sequences_and_the_next_is_tried(
@@ -192,7 +201,7 @@ async def test_a_batch_that_breaks_fails_its_sequences_and_the_next_is_tried(
             await engine.generate([request(0)])[0]
 
         await engine.load(publish(tmp_path, make_model(GPT2, 0), 1))
-        assert (await engine.generate([request(0)])[0]).weights.version == 1
+        assert version_of(await engine.generate([request(0)])[0]) == 1
 
 
 @pytest.mark.parametrize("damage", ["checksum", "bytes", "gone", "version"])
@@ -214,7 +223,7 @@ async def test_weights_that_are_not_what_was_published_are_refused_and_the_old_o
 
         with pytest.raises(EngineError):
             await engine.load(newer)
-        assert (await engine.generate([request(0)])[0]).weights.version == 0
+        assert version_of(await engine.generate([request(0)])[0]) == 0
 
 
 async def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
@@ -223,7 +232,7 @@ async def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
         await engine.load(publish(tmp_path, make_model(GPT2, 0), 0))
         with pytest.raises(EngineError, match="do not fit"):
             await engine.load(publish(tmp_path, make_model(wider, 0), 1))
-        assert (await engine.generate([request(0)])[0]).weights.version == 0
+        assert version_of(await engine.generate([request(0)])[0]) == 0
 
 
 async def test_a_directory_that_is_no_model_is_one_clear_error(tmp_path: Path) -> None:

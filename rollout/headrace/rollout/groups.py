@@ -168,21 +168,22 @@ class GroupLife:
             if error is not None:
                 self.errors.append(f"session {request.session}: {one_line(error)}")
                 continue
-            sample = future.result()
-            self.generated_token_count += len(sample.token_ids)
-            if not self._is_of_the_line(sample.weights):
+            self.generated_token_count += len(request.response.token_ids)
+            if not all(map(self._is_of_the_line, request.response.weight_spans)):
                 self.hand_back()
                 continue
-            samples.append((request.session, sample))
+            samples.append((request.session, future.result()))
         return sorted(samples, key=lambda each: each[0])
 
-    def _is_of_the_line(self, weights: prompt_pb2.WeightsId) -> bool:
+    def _is_of_the_line(self, span: trajectory_pb2.WeightSpan) -> bool:
         """Whether the ledger may know the weights that the engine had.
 
         A lease may be granted on a new time line by a call that was made before, while the engine
         has taken later weights of the line that was left.
         """
-        return weights == self.weights or weights.lineage == self.lease.lineage
+        if (span.lineage, span.version) == (self.weights.lineage, self.weights.version):
+            return True
+        return span.lineage == self.lease.lineage
 
     async def _finish(self, samples: Sequence[tuple[int, Sample]]) -> None:
         """Score and deliver."""
@@ -223,7 +224,7 @@ class GroupLife:
         stopped = sample.finish_reason == trajectory_pb2.FINISH_REASON_STOP
         return Scoring(
             prompt=payload.text,
-            response=self.tools.decode(sample.token_ids),
+            response=self.tools.decode(sample.response.token_ids),
             answer=payload.answer,
             metadata_json=payload.metadata_json,
             finish_reason="stop" if stopped else "length",
@@ -231,26 +232,23 @@ class GroupLife:
         )
 
     def _made(self, session: int, sample: Sample, score: Score) -> Made:
-        lease, count = self.lease, len(sample.token_ids)
+        lease, response = self.lease, sample.response
+        count = len(response.token_ids)
         key = TrajectoryKey(lease.uid, session, 0, lease.lineage, lease.attempt)
-        weights = sample.weights
         trajectory = trajectory_pb2.Trajectory(
             schema_version=SCHEMA_VERSION,
             key=str(key),
             prompt_token_ids=lease.payload.token_ids,
-            response_token_ids=sample.token_ids,
-            logprobs=sample.logprobs,
+            response_token_ids=response.token_ids,
+            logprobs=response.logprobs,
             loss_mask=[True] * count,
             reward=score.reward,
             reward_parts=score.parts,
-            weight_spans=[
-                trajectory_pb2.WeightSpan(
-                    lineage=weights.lineage, version=weights.version, begin=0, end=count
-                )
-            ],
+            weight_spans=response.weight_spans,
             finish_reason=sample.finish_reason,
             temperature=lease.sampling.temperature,
         )
+        versions = [span.version for span in response.weight_spans]
         record = prompt_pb2.SessionRecord(
             session=session,
             lineage=lease.lineage,
@@ -259,8 +257,8 @@ class GroupLife:
             size_bytes=trajectory.ByteSize(),
             token_count=count,
             reward=score.reward,
-            min_version=weights.version,
-            max_version=weights.version,
+            min_version=min(versions),
+            max_version=max(versions),
         )
         return Made(trajectory, record)
 

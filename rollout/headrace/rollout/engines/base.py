@@ -1,7 +1,7 @@
 """What a rollout worker wants of an engine.
 
 Knows nothing of leases, rewards and the wire: an engine takes sequences to sample and gives
-each back through a future of its own, in any order.
+gives each back through a future of its own, in any order.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from headrace.errors import HeadraceError
@@ -18,6 +18,38 @@ from headrace.v1 import prompt_pb2, trajectory_pb2
 
 class EngineError(HeadraceError):
     """A sequence could not be generated, or weights not be loaded. Never a reward of zero."""
+
+
+@dataclass(slots=True)
+class Response:
+    """What there is of a response. It grows while it is sampled."""
+
+    token_ids: list[int] = field(default_factory=list)
+    """The tokens, the stop token included."""
+    logprobs: list[float] = field(default_factory=list)
+    """Per token, its log-probability under the distribution it was drawn from."""
+    weight_spans: list[trajectory_pb2.WeightSpan] = field(default_factory=list)
+    """Which weights made which tokens; contiguous, in order, no two neighbours of one version."""
+
+    def extend(
+        self, token_ids: Sequence[int], logprobs: Sequence[float], weights: prompt_pb2.WeightsId
+    ) -> None:
+        """Add tokens that one version of the weights made."""
+        if not token_ids:
+            return
+        begin = len(self.token_ids)
+        self.token_ids.extend(token_ids)
+        self.logprobs.extend(logprobs)
+        end = len(self.token_ids)
+        last = self.weight_spans[-1] if self.weight_spans else None
+        if last is not None and (last.lineage, last.version) == (weights.lineage, weights.version):
+            last.end = end
+        else:
+            self.weight_spans.append(
+                trajectory_pb2.WeightSpan(
+                    lineage=weights.lineage, version=weights.version, begin=begin, end=end
+                )
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +67,9 @@ class SampleRequest:
     temperature: float
     """Softmax temperature; nothing else changes the distribution."""
     max_response_length: int
-    """The most response tokens, the stop token included."""
+    """The most response tokens, the stop token and what `response` begins with included."""
+    response: Response = field(default_factory=Response)
+    """Where the tokens go. The engine goes on behind those that are there already."""
 
     def seed(self, base: int) -> int:
         """Return 64 bits that depend on nothing but `base` and who this sequence is."""
@@ -45,16 +79,12 @@ class SampleRequest:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One sequence that was sampled."""
+    """One sequence that was sampled to its end."""
 
-    token_ids: list[int]
-    """The response, the stop token included."""
-    logprobs: list[float]
-    """Per token, its log-probability under the distribution it was drawn from."""
+    response: Response
+    """All of it; the request's own."""
     finish_reason: trajectory_pb2.FinishReason.ValueType
     """STOP or LENGTH."""
-    weights: prompt_pb2.WeightsId
-    """The weights that made all of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +131,7 @@ class Engine(Protocol):
         """Begin to sample; weights must have been loaded.
 
         A future gives the sample or raises `EngineError`. Cancelling it aborts its sequence:
-        between two tokens it leaves the batch.
+        between two tokens it leaves the batch, and what it had so far is in its `response`.
         """
         ...
 

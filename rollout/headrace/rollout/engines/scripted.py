@@ -36,14 +36,15 @@ def script(
 ) -> Script:
     """Write down what becomes of a sequence.
 
-    Latency is exponential, length uniform from `min_tokens` to the request's limit; a sequence
+    Latency is exponential, length uniform from `min_tokens` to what is left of the request's
+    limit; a sequence
     shorter than that ends with the stop token.
     """
     draw = random.Random(request.seed(config.seed))
     latency_s = -math.log(1 - draw.random()) * config.mean_latency_s
     fails = draw.random() < config.failure_rate
     hangs = draw.random() < config.hang_rate
-    limit = request.max_response_length
+    limit = request.max_response_length - len(request.response.token_ids)
     length = draw.randint(min(config.min_tokens, limit), limit)
     stops = length < limit
     token_ids = [_other_than(eos_id, draw.randrange(vocab_size - 1)) for _ in range(length)]
@@ -136,13 +137,10 @@ class ScriptedEngine:
         if script_.hangs:
             await asyncio.get_running_loop().create_future()
         self._generated += len(script_.token_ids)
+        request.response.extend(script_.token_ids, script_.logprobs, weights)
         return Sample(
-            token_ids=script_.token_ids,
-            logprobs=script_.logprobs,
-            finish_reason=(
-                trajectory_pb2.FINISH_REASON_STOP
-                if script_.stops
-                else trajectory_pb2.FINISH_REASON_LENGTH
-            ),
-            weights=weights,
+            request.response,
+            trajectory_pb2.FINISH_REASON_STOP
+            if script_.stops
+            else trajectory_pb2.FINISH_REASON_LENGTH,
         )

@@ -181,7 +181,9 @@ class TorchEngine:
             if sequence.aborted:
                 self._aborted += len(sequence.token_ids)
                 continue
-            done.append((futures[sequence.index], _sample(sequence, weights)))
+            request, future = batch[sequence.index]
+            request.response.extend(sequence.token_ids, sequence.logprobs, weights)
+            done.append((future, Sample(request.response, _finish_reason(sequence))))
             if time.monotonic() - flushed > _FLUSH_S:
                 loop.call_soon_threadsafe(_settle_all, done)
                 done, flushed = [], time.monotonic()
@@ -189,23 +191,17 @@ class TorchEngine:
 
     def _prompt(self, request: SampleRequest) -> sampler.Prompt:
         return sampler.Prompt(
-            token_ids=tuple(request.prompt_token_ids),
+            token_ids=(*request.prompt_token_ids, *request.response.token_ids),
             temperature=request.temperature,
-            max_new_tokens=request.max_response_length,
+            max_new_tokens=request.max_response_length - len(request.response.token_ids),
             seed=request.seed(self._seed),
         )
 
 
-def _sample(sequence: sampler.Finished, weights: prompt_pb2.WeightsId) -> Sample:
-    stopped = sequence.stopped
-    return Sample(
-        token_ids=sequence.token_ids,
-        logprobs=sequence.logprobs,
-        finish_reason=(
-            trajectory_pb2.FINISH_REASON_STOP if stopped else trajectory_pb2.FINISH_REASON_LENGTH
-        ),
-        weights=weights,
-    )
+def _finish_reason(sequence: sampler.Finished) -> trajectory_pb2.FinishReason.ValueType:
+    if sequence.stopped:
+        return trajectory_pb2.FINISH_REASON_STOP
+    return trajectory_pb2.FINISH_REASON_LENGTH
 
 
 def _settle_all(done: Iterable[tuple[asyncio.Future[Sample], Sample]]) -> None:
