@@ -122,6 +122,13 @@ def test_a_run_survives_what_happens_to_its_containers_and_ends() -> None:
     for service in [*OTHERS, "trainer"]:
         compose("restart", service)
         wait_for_steps(3)
+    before = status()
+    compose("stop")
+    compose("start")
+    now = wait_for("the run to go on", lambda now: resumes(now) == resumes(before) + 1)
+    # The trainer saved its last step while those that save with it were still there.
+    assert int(now["resume"]["step"]) >= int(before["committed_step"])
+    wait_for_steps(3)
     for service in OTHERS:
         container = compose("ps", "-q", service).splitlines()[0]
         network = "headrace-test_journal" if service == "redis" else "headrace-test_run"
