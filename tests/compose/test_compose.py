@@ -132,6 +132,7 @@ def test_a_run_survives_what_happens_to_its_containers_and_ends() -> None:
     for service in OTHERS:
         container = compose("ps", "-q", service).splitlines()[0]
         network = "headrace-test_journal" if service == "redis" else "headrace-test_run"
+        assert not is_done(), "the run is over before everything was tried: give it more steps"
         docker("network", "disconnect", network, container)
         time.sleep(8)
         docker("network", "connect", "--alias", service, network, container)
