@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import errno
 import hashlib
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from uuid import uuid4
 
@@ -247,3 +248,29 @@ def test_other_things_with_the_name_of_a_checkpoint_are_no_checkpoints(tmp_path:
     assert [one.step for one in found] == [4, 3]
     assert "manifest.json is a directory" in found[0].problems[0]
     assert "manifest.json is missing" in found[1].problems[0]
+
+
+def test_a_pipe_in_the_place_of_a_file_is_named_and_not_waited_for(tmp_path: Path) -> None:
+    directory = CheckpointDirectory(Storage(str(tmp_path / "storage")))
+    for step in (1, 2):
+        write_checkpoint(directory, step, tmp_path / "scratch")
+    for name in ("global_step_1/manifest.json", "global_step_2/ledger.pb"):
+        (tmp_path / "storage" / name).unlink()
+        os.mkfifo(tmp_path / "storage" / name)
+
+    second, first = directory.find(read=True)
+
+    assert first.problems == (f"{first.uri}/manifest.json is no file",)
+    assert "ledger.pb: 0 bytes" in second.problems[0]
+
+
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])
+def test_a_pointer_that_is_no_file_points_to_nothing_and_is_named(
+    tmp_path: Path, make: Callable[[Path], None]
+) -> None:
+    directory = CheckpointDirectory(Storage(str(tmp_path)))
+    assert directory.pointer_problem() == ""
+    make(tmp_path / "latest_checkpointed_iteration.txt")
+
+    assert directory.latest() is None
+    assert "latest_checkpointed_iteration.txt is no file" in directory.pointer_problem()

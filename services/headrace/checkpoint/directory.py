@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
 
+from headrace.checkpoint.filesystems import NotAFileError
 from headrace.checkpoint.manifest import Manifest, parse
 from headrace.checkpoint.storage import MANIFEST, DamagedError, Storage, step_name
 from headrace.config.config import Config
@@ -106,6 +107,8 @@ def examine(uri: str, *, read: bool | None = None) -> Found:
         return Found(step, storage.url, None, (problem,), unfinished=True)
     except IsADirectoryError:
         return Found(step, storage.url, None, (f"{source} is a directory",))
+    except NotAFileError:
+        return Found(step, storage.url, None, (f"{source} is no file",))
     except DamagedError as error:
         return Found(step, storage.url, None, error.problems)
     problems: list[str] = []
@@ -160,9 +163,19 @@ class CheckpointDirectory:
         """Give the step that the pointer names; None if there is none, or no number in it."""
         try:
             text = self.storage.read_bytes(LATEST).decode("ascii", "replace").strip()
-        except FileNotFoundError:
+        except (FileNotFoundError, IsADirectoryError, NotAFileError):
             return None
         return int(text) if text.isdecimal() else None
+
+    def pointer_problem(self) -> str:
+        """Say that the pointer is no file, which no snapshot can put its step into; else nothing."""
+        try:
+            self.storage.read_bytes(LATEST)
+        except FileNotFoundError:
+            return ""
+        except (IsADirectoryError, NotAFileError):
+            return f"{self.storage.join(LATEST)} is no file: remove it, or no snapshot can succeed"
+        return ""
 
     def write_manifest(self, manifest: Manifest) -> None:
         """Make a step's directory a checkpoint.

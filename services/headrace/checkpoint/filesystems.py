@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,6 +24,10 @@ TEMPORARY: Final = ".tmp"
 """The end of the name of a file that is being written."""
 REMOVALS: Final = 10
 """How often a folder is removed in which others still write."""
+
+
+class NotAFileError(OSError):
+    """A pipe, a socket or a device is where a file should be."""
 
 
 def nothing() -> None:
@@ -108,7 +113,10 @@ class LocalFiles:
             _sync(final.parent)
 
     def read(self, path: str) -> Iterator[bytes]:
-        """Yield a file's bytes, in pieces."""
+        """Yield a file's bytes, in pieces. Whoever opens a pipe would wait for its writer."""
+        mode = Path(path).stat().st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+            raise NotAFileError(errno.EINVAL, "it is no file", path)
         with Path(path).open("rb") as file:
             yield from pieces_of(file)
 

@@ -114,6 +114,8 @@ def _listed(run: Path | None, url: str | None) -> ListCheckpointsResponse:
     directory = directory_of(run, url)
     try:
         found = list_checkpoints(directory, read=False)
+        if problem := directory.pointer_problem():
+            typer.echo(problem, err=True)
     except OSError as error:
         raise UsageError(f"{directory.storage.url} cannot be read: {error}") from error
     return ListCheckpointsResponse(checkpoints=found)
