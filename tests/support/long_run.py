@@ -11,6 +11,12 @@ KILLS = int(os.environ.get("HEADRACE_CHAOS_KILLS", "7"))
 SEED = int(os.environ.get("HEADRACE_CHAOS_SEED", "1"))
 STEPS = max(20, 2 * KILLS)
 
+
+def is_long() -> bool:
+    """Whether the environment says how much is killed."""
+    return "HEADRACE_CHAOS_KILLS" in os.environ
+
+
 only_in_a_long_run = pytest.mark.skipif(
-    "HEADRACE_CHAOS_KILLS" not in os.environ, reason="takes its time; `make chaos` runs it"
+    not is_long(), reason="takes its time; `make chaos` runs it"
 )
