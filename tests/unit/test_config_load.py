@@ -228,3 +228,25 @@ def test_a_token_that_others_can_read_is_warned_about(file: Path, url: str, warn
 
     assert any("can be read by everybody" in line for line in config.warnings()) is warns
     assert config.reward.http.token_file == file.parent / "t"
+
+
+SYNC = ["trainer.trainer_mode=sync", "trainer.num_warmup_batches=0"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ([*SYNC, "rollout.partial_rollout=true"], "trainer.trainer_mode = sync trains on one"),
+        (["rollout.journal_tokens_every=64"], "set rollout.partial_rollout to true"),
+        (["rollout.journal_tokens_every=0"], "should be greater than or equal to 1"),
+    ],
+)
+def test_responses_of_several_versions_are_asked_for_and_for_async_runs(
+    file: Path, overrides: list[str], said: str
+) -> None:
+    assert said in complaint(file, *overrides)
+
+
+def test_responses_under_way_may_be_journaled_wherever_they_can_go_on(file: Path) -> None:
+    load_config(file, [*SYNC, "rollout.journal_tokens_every=64"])
+    load_config(file, ["rollout.partial_rollout=true", "rollout.journal_tokens_every=64"])

@@ -134,6 +134,7 @@ class Config(Section):
                 f"(it is {self.trainer.num_warmup_batches:g})"
             )
             raise ValueError(msg)
+        self._check_partial_rollout()
         self._check_fed_threshold()
         self._check_stream()
         self._check_reward()
@@ -146,6 +147,22 @@ class Config(Section):
             )
             raise ValueError(msg)
         return self
+
+    def _check_partial_rollout(self) -> None:
+        rollout, is_sync = self.rollout, self.trainer.trainer_mode == "sync"
+        if rollout.partial_rollout and is_sync:
+            msg = (
+                "rollout.partial_rollout makes responses by several versions of the weights, and "
+                "trainer.trainer_mode = sync trains on one: set it to false, or the mode to "
+                "separate_async"
+            )
+            raise ValueError(msg)
+        if rollout.journal_tokens_every is not None and not rollout.partial_rollout and not is_sync:
+            msg = (
+                "rollout.journal_tokens_every has responses go on with newer weights than they "
+                "began with: set rollout.partial_rollout to true, or it to null"
+            )
+            raise ValueError(msg)
 
     def _check_reward(self) -> None:
         reward = self.reward

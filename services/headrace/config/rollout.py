@@ -23,6 +23,10 @@ class TorchEngine(Section):
     """The most sequences sampled together."""
     threads: int | None = Field(default=None, ge=1)
     """CPU threads; null = torch's own choice."""
+    logprob_tolerance: float | None = Field(default=None, gt=0)
+    """How far log-probabilities may be from the trainer's, in nats, on average over a few fixed
+    sequences; weights beyond are refused. null = 0.001 where trainer and engine both compute in
+    float32, 0.1 otherwise."""
 
 
 class ScriptedEngine(Section):
@@ -35,6 +39,8 @@ class ScriptedEngine(Section):
     """Shortest response."""
     mean_latency_s: float = Field(default=0.01, ge=0)
     """Mean time to generate a session; exponentially distributed."""
+    token_latency_s: float = Field(default=0.0, ge=0)
+    """Further time per token, so that long responses take longer."""
     failure_rate: float = Field(default=0.0, ge=0, le=1)
     """Share of sessions whose generation raises an error."""
     hang_rate: float = Field(default=0.0, ge=0, le=1)
@@ -63,6 +69,13 @@ class RolloutConfig(Section):
     """Groups one worker holds leases for at a time."""
     max_generation_s: float = Field(default=600.0, gt=0)
     """A session not done after this long is an error of the engine."""
+    partial_rollout: bool = False
+    """For `separate_async`: newer weights take over in the middle of responses, which are then made
+    by several versions. false = a response is finished by the weights it began with."""
+    journal_tokens_every: int | None = Field(default=None, ge=1)
+    """Workers report responses under way whenever one has grown by so many tokens; the journal
+    keeps them, so that others go on behind them after a death. null = they begin anew. In
+    `separate_async` it needs `partial_rollout`."""
 
 
 class HttpReward(Section):

@@ -65,6 +65,9 @@ class LedgerConfig(Section):
     time. When all workers are there, the circuit opens."""
     worker_timeout_s: float = Field(default=60.0, gt=0)
     """A worker not heard of for this long does not count for the circuit."""
+    max_draft_bytes: int = Field(default=2**28, ge=0)
+    """With `rollout.journal_tokens_every`: room in memory for responses under way, 8 bytes a token.
+    What does not fit is not kept, and begins anew after a death."""
     audit_every_s: float = Field(default=5.0, gt=0)
     """How often the balance rule is checked."""
 
