@@ -15,6 +15,7 @@ from ledger_world import settings
 from replay_server import Replay, replay_server
 
 from headrace.errors import WeightsUnknownError, WriterFencedError
+from headrace.replay import history
 from headrace.replay.journal.base import Journal
 from headrace.rpc.status import error_from
 from headrace.v1 import feeder_pb2, journal_pb2, prompt_pb2
@@ -22,12 +23,17 @@ from headrace.v1 import replay_pb2 as pb
 
 
 class Held:
-    """Any journal, made to hold back its acknowledgement (the bytes are written), or to fail."""
+    """Any journal, made to hold back its acknowledgement (the bytes are written), or to fail.
+
+    Or what is read of it.
+    """
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self.open = threading.Event()
         self.open.set()
+        self.readable = threading.Event()
+        self.readable.set()
         self.disk_is_full = False
 
     def append(self, records: Sequence[journal_pb2.JournalRecord]) -> None:
@@ -35,6 +41,10 @@ class Held:
             raise OSError(28, "No space left on device")
         self._journal.append(records)
         self.open.wait()
+
+    def read(self, positions: Sequence[int]) -> list[journal_pb2.JournalRecord]:
+        self.readable.wait()
+        return self._journal.read(positions)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._journal, name)
@@ -242,6 +252,54 @@ async def test_where_tells_a_prompts_whole_history(opened: OpenJournal) -> None:
         assert failed.value.code() is grpc.StatusCode.NOT_FOUND
 
 
+async def test_a_journal_that_cannot_be_read_holds_up_nobody_but_who_looks(
+    opened: OpenJournal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As while Redis is away."""
+    monkeypatch.setattr(history, "READ_S", 0.3)
+    journal = Held(opened())
+    async with replay_server(cast("Journal", journal), settings()) as replay:
+        await replay.begin()
+        await replay.feed()
+        journal.readable.clear()
+        where = pb.LocatePromptRequest(uid="e0r0")
+        asking = [asyncio.ensure_future(replay.stub.LocatePrompt(where)) for _ in range(20)]
+        watching = asyncio.ensure_future(replay.stub.WatchEvents(pb.WatchEventsRequest()).read())
+        try:
+            async with asyncio.timeout(5):
+                assert len(await replay.lease()) == 12
+            failures = await asyncio.gather(*asking, watching, return_exceptions=True)
+        finally:
+            journal.readable.set()
+        for failure in failures:
+            assert isinstance(failure, grpc.aio.AioRpcError)
+            assert failure.code() is grpc.StatusCode.UNAVAILABLE
+            assert failure.details() == "the journal was not read within 0.3 s"
+        assert len((await replay.stub.LocatePrompt(where)).history) == 2
+
+
+async def test_who_watches_is_told_why_the_journal_failed_and_to_ask_again(
+    opened: OpenJournal,
+) -> None:
+    journal = Held(opened())
+    async with replay_server(cast("Journal", journal), settings()) as replay:
+        await replay.begin()
+        watching = replay.stub.WatchEvents(
+            pb.WatchEventsRequest(after_position=replay.buffer.ledger.position)
+        )
+        told = asyncio.ensure_future(watching.read())
+        await asyncio.sleep(0)
+        journal.disk_is_full = True
+        with pytest.raises(grpc.aio.AioRpcError):
+            await replay.feed()
+
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await told
+
+        assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert "No space left on device" in (failed.value.details() or "")
+
+
 async def test_prompts_are_listed_by_state_a_page_at_a_time(opened: OpenJournal) -> None:
     async with replay_server(opened(), settings()) as replay:
         await replay.begin()
@@ -309,7 +367,9 @@ MUTATING: dict[str, Callable[[Replay, int], Any]] = {
         pb.SampleBatchRequest(incarnation=i, step=1, part_count=1)
     ),
     "ReturnGroups": lambda r, i: r.stub.ReturnGroups(
-        pb.ReturnGroupsRequest(incarnation=i, step=1, part=0, uids=["e0r0"], error="x")
+        pb.ReturnGroupsRequest(
+            incarnation=i, step=1, part=0, uids=["e0r0"], attempts=[1], error="x"
+        )
     ),
     "RegisterStore": lambda r, i: r.stub.RegisterStore(
         pb.RegisterStoreRequest(store_incarnation="s1", capacity_bytes=10**9)

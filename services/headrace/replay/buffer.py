@@ -97,12 +97,24 @@ class ReplayBuffer:
             NotReadyError: the journal failed; this process is about to end.
 
         """
+        await self.durable(self.ledger.position)
+
+    async def durable(self, position: int) -> int:
+        """Wait until everything up to a position is durable; give the last position that is.
+
+        Raises:
+            WriterFencedError, NotReadyError: as `settled`.
+
+        """
         try:
-            await self.committer.durable(self.ledger.position)
+            await self.committer.durable(position)
         except CommitFailedError as error:
             if isinstance(error.__cause__, WriterFencedError):
                 raise error.__cause__ from error
-            raise NotReadyError("the journal failed; the replay buffer is stopping") from error
+            raise NotReadyError(
+                f"the journal failed ({error}); the replay buffer is stopping"
+            ) from error
+        return self.committer.position
 
     async def until(self, look: Look[_T], wait_s: float, alike: Alike = unlike_others) -> _T | None:
         """Look, and look again after every change, until there is an answer or time is up.

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
-from headrace.errors import InvalidFieldError, PromptUnknownError
+from headrace.errors import (
+    HeadraceError,
+    InvalidFieldError,
+    NotReadyError,
+    PromptUnknownError,
+    WireError,
+)
 from headrace.replay.events import to_ledger_event
+from headrace.replay.group import Group
 from headrace.replay.groups import GroupTable
 from headrace.replay.journal.base import Journal
-from headrace.replay.journal.committer import Committer
 from headrace.replay.ledger import Ledger
-from headrace.v1 import prompt_pb2, replay_pb2
+from headrace.v1 import journal_pb2, prompt_pb2, replay_pb2
 
 PAGE_SIZE = 100
 MAX_PAGE_SIZE = 1000
@@ -20,15 +27,24 @@ MESSAGE_BYTES = 2**20
 """About the most in one answer of events or prompts; one of either always fits."""
 SCAN_LIMIT = 100_000
 """Groups looked at for one page, so that a rare state does not hold up the event loop."""
+READ_S = 5.0
+"""How long a read of the journal may take before who looks is told to ask again."""
+READERS = 2
+"""Reads at a time. A journal that is away holds them, and nobody who writes."""
 
 
 def locate(ledger: Ledger, journal: Journal, uid: str) -> replay_pb2.LocatePromptResponse:
-    """Give a prompt's place and its events, as far back as the journal goes.
+    """Give a prompt's place and its events, as far back as the journal goes. Blocks.
 
     Raises:
         PromptUnknownError: it was never fed.
 
     """
+    group = _find(ledger, uid)
+    return _located(group.to_proto(), journal.read(_positions(group, journal)))
+
+
+def _find(ledger: Ledger, uid: str) -> Group:
     group = ledger.groups.get(uid)
     if group is None:
         raise PromptUnknownError(
@@ -36,11 +52,19 @@ def locate(ledger: Ledger, journal: Journal, uid: str) -> replay_pb2.LocatePromp
             "(journal.keep_settled)",
             uid=uid,
         )
-    kept = [position for position in group.history if position >= journal.first_position]
-    records = journal.read(list(dict.fromkeys(kept)))
+    return group
+
+
+def _positions(group: Group, journal: Journal) -> list[int]:
+    first = journal.first_position
+    return list(dict.fromkeys(position for position in group.history if position >= first))
+
+
+def _located(
+    seen: prompt_pb2.PromptGroup, records: Sequence[journal_pb2.JournalRecord]
+) -> replay_pb2.LocatePromptResponse:
     return replay_pb2.LocatePromptResponse(
-        group=group.to_proto(),
-        history=[to_ledger_event(record, only_uid=uid) for record in records],
+        group=seen, history=[to_ledger_event(record, only_uid=seen.uid) for record in records]
     )
 
 
@@ -74,25 +98,59 @@ def list_prompts(
     return replay_pb2.ListPromptsResponse(groups=found)
 
 
-async def watch(
-    journal: Journal, committer: Committer, after_position: int
-) -> AsyncIterator[replay_pb2.WatchEventsResponse]:
-    """Give the events after a position, and go on as they come. 0 = as far back as there are."""
-    position = after_position or journal.first_position - 1
-    while True:
-        await committer.durable(position + 1)
-        last = min(committer.position, position + EVENTS_PER_READ)
-        wanted = list(range(position + 1, last + 1))
-        records = await asyncio.to_thread(journal.read, wanted)
-        message = replay_pb2.WatchEventsResponse()
-        size = 0
-        for record in records:
-            event = to_ledger_event(record)
-            size += event.ByteSize()
-            if size > MESSAGE_BYTES and message.events:
-                yield message
-                message = replay_pb2.WatchEventsResponse()
-                size = event.ByteSize()
-            message.events.append(event)
-        yield message
-        position = last
+class HistoryReader:
+    """Reads a journal that is being written: on threads of its own, and for so long.
+
+    Every method raises NotReadyError where the journal does not answer within `READ_S`, or cannot
+    be read: the message says why.
+    """
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._threads = ThreadPoolExecutor(READERS, thread_name_prefix="history")
+
+    async def locate(self, ledger: Ledger, uid: str) -> replay_pb2.LocatePromptResponse:
+        """Do as the function `locate`, and hold nobody up."""
+        group = _find(ledger, uid)
+        seen = group.to_proto()
+        return _located(seen, await self._read(_positions(group, self._journal)))
+
+    async def watch(
+        self, durable: Callable[[int], Awaitable[int]], after_position: int
+    ) -> AsyncIterator[replay_pb2.WatchEventsResponse]:
+        """Give the events after a position, and go on as they come.
+
+        Args:
+            durable: Waits until a position is durable; gives the last that is.
+            after_position: 0 = as far back as there are.
+
+        """
+        position = after_position or self._journal.first_position - 1
+        while True:
+            last = min(await durable(position + 1), position + EVENTS_PER_READ)
+            message = replay_pb2.WatchEventsResponse()
+            size = 0
+            for record in await self._read(range(position + 1, last + 1)):
+                event = to_ledger_event(record)
+                size += event.ByteSize()
+                if size > MESSAGE_BYTES and message.events:
+                    yield message
+                    message = replay_pb2.WatchEventsResponse()
+                    size = event.ByteSize()
+                message.events.append(event)
+            yield message
+            position = last
+
+    async def _read(self, positions: Sequence[int]) -> list[journal_pb2.JournalRecord]:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(READ_S):
+                return await loop.run_in_executor(
+                    self._threads, self._journal.read, list(positions)
+                )
+        except TimeoutError as error:
+            raise NotReadyError(f"the journal was not read within {READ_S:g} s") from error
+        except WireError:
+            raise
+        except (OSError, HeadraceError) as error:
+            raise NotReadyError(f"the journal cannot be read: {error}") from error

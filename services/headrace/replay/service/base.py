@@ -9,6 +9,7 @@ import grpc
 
 from headrace.errors import InvalidFieldError, NotReadyError
 from headrace.replay.buffer import ReplayBuffer
+from headrace.replay.history import HistoryReader
 from headrace.replay.journal.base import Journal
 from headrace.replay.ledger import Ledger
 from headrace.replay.settings import LedgerSettings
@@ -31,9 +32,11 @@ class Calls(ReplayBufferServiceServicer):
     def __init__(self, process_status: Callable[[], status_pb2.ProcessStatus]) -> None:
         self._process_status = process_status
         self._opened: tuple[ReplayBuffer, Journal] | None = None
+        self._history: HistoryReader
 
     def open(self, buffer: ReplayBuffer, journal: Journal) -> None:
         """Answer calls from now on; until then they are told to try again."""
+        self._history = HistoryReader(journal)
         self._opened = (buffer, journal)
 
     @property

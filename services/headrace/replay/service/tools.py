@@ -74,7 +74,7 @@ class ToolCalls(Calls):
         self, request: pb.LocatePromptRequest, context: Context
     ) -> pb.LocatePromptResponse:
         await self._buffer.settled()
-        return history.locate(self._ledger, self._journal, request.uid)
+        return await self._history.locate(self._ledger, request.uid)
 
     async def Audit(self, request: pb.AuditRequest, context: Context) -> pb.AuditResponse:
         answer = report.audited(self._ledger, self._settings)
@@ -107,7 +107,5 @@ class ToolCalls(Calls):
             raise InvalidFieldError(
                 "after_position", f"must be 0, or {oldest} to {self._ledger.position}"
             )
-        async for message in history.watch(
-            self._journal, self._buffer.committer, request.after_position
-        ):
+        async for message in self._history.watch(self._buffer.durable, request.after_position):
             yield message
