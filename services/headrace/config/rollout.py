@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 from pydantic import Field
 
 from headrace.config.section import Section
+from headrace.config.vllm import VllmEngine
 
 
 class TorchEngine(Section):
@@ -51,14 +52,14 @@ class ScriptedEngine(Section):
     """Time that loading weights takes."""
 
 
-Engine = Annotated[TorchEngine | ScriptedEngine, Field(discriminator="kind")]
+Engine = Annotated[TorchEngine | ScriptedEngine | VllmEngine, Field(discriminator="kind")]
 
 
 class RolloutConfig(Section):
     """The rollout workers."""
 
     engine: Engine = TorchEngine()
-    """What generates: `kind: torch | scripted` and what that kind needs."""
+    """What generates: `kind: torch | vllm | scripted` and what that kind needs."""
     workers: int = Field(default=1, ge=1)
     """Workers that `headrace run` starts."""
     n: int = Field(default=8, ge=1)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -17,7 +17,21 @@ from headrace.v1 import prompt_pb2, trajectory_pb2
 
 
 class EngineError(HeadraceError):
-    """A sequence could not be generated, or weights not be loaded. Never a reward of zero."""
+    """A sequence could not be generated, or weights not be loaded. Never a reward of zero.
+
+    Attributes:
+        weights_lost: After `load`: whether the old weights are gone, too, so that nothing may be
+            generated until others are loaded.
+
+    """
+
+    weights_lost: bool = False
+
+
+class EngineLostError(EngineError):
+    """The engine died under what it was doing. Nobody's fault: the work is handed back."""
+
+    weights_lost = True
 
 
 @dataclass(slots=True)
@@ -87,6 +101,24 @@ class Sample:
     """STOP or LENGTH."""
 
 
+@dataclass(slots=True)
+class EngineLoad:
+    """How busy an engine is that schedules by itself."""
+
+    running: int = 0
+    """Sequences that are in its batch."""
+    waiting: int = 0
+    """Sequences that it has no place for yet."""
+    kv_use: float = 0.0
+    """Share of its memory for keys and values that is in use."""
+    preemption_count: int = 0
+    """How often a sequence had to give up its place, and is begun again with what it has."""
+    prefix_query_token_count: int = 0
+    """Prompt tokens of the sequences begun."""
+    prefix_hit_token_count: int = 0
+    """Those of them whose keys and values were there."""
+
+
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
     """What an engine has done so far."""
@@ -95,6 +127,15 @@ class EngineStatus:
     """Tokens sampled, those of aborted sequences included."""
     aborted_token_count: int
     """Tokens sampled for sequences that were aborted."""
+    probe_gap: float | None = None
+    """Mean absolute gap of log-probabilities to the trainer's, in nats, of the weights that were
+    tried last; None before, or if the trainer gave no probe."""
+    held_back_s: float = 0.0
+    """Seconds in which no sequence was begun, as weights were being taken."""
+    room: int | None = None
+    """How many sequences it makes good use of at a time; None if there is no telling."""
+    load: EngineLoad | None = None
+    """Of an engine that schedules by itself."""
 
 
 class Engine(Protocol):
@@ -122,7 +163,9 @@ class Engine(Protocol):
         Sequences under way are finished by the weights they began with.
 
         Raises:
-            EngineError: The weights are not what was published, or do not fit; the old ones stay.
+            EngineError: The weights are not what was published, do not fit, or the engine finds
+                other log-probabilities with them than the trainer. The old ones stay, unless the
+                error says `weights_lost`.
 
         """
         ...
@@ -137,4 +180,11 @@ class Engine(Protocol):
 
     def status(self) -> EngineStatus:
         """Say what was done so far."""
+        ...
+
+    def when_lost(self, tell: Callable[[], None]) -> None:
+        """Have `tell` called whenever the engine has lost its weights by itself.
+
+        Until others are loaded, what is asked of it ends with `EngineLostError`.
+        """
         ...

@@ -119,6 +119,9 @@ class ScriptedEngine:
             futures.append(future)
         return futures
 
+    def when_lost(self, tell: Callable[[], None]) -> None:
+        """Do nothing: it cannot be lost without the worker."""
+
     def status(self) -> EngineStatus:
         """Say what was done so far. An aborted sequence has no tokens yet."""
         return EngineStatus(self._generated, 0)

@@ -1,0 +1,149 @@
+"""With which arguments and environment vLLM is started, and why.
+
+What the user may say is in `headrace.config.vllm`. Imports vLLM only to check or make arguments.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Any, Final
+
+from headrace.config.suggest import suggest
+from headrace.config.vllm import VllmEngine
+from headrace.errors import UsageError
+from headrace.rollout.engines.vllm_import import import_vllm
+
+LEAST_TEMPERATURE: Final = 0.01
+"""vLLM raises a lower one to this, by itself."""
+CPU_KV_BYTES: Final = 2**30
+CPU_BLOCK_TOKENS: Final = 32
+"""The least that vLLM is quick with; its own 128 lets shorter prompts share nothing."""
+
+_ENVIRONMENT: Final = {
+    "HF_HUB_OFFLINE": "1",  # the weights are here; nothing may be asked of the network
+    "VLLM_NO_USAGE_STATS": "1",  # nor told
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_LOGGING_STREAM": "ext://sys.stderr",
+    # Not fork: a process with gRPC's threads in it cannot be forked.
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+}
+_CPU_ENVIRONMENT: Final = {
+    # Otherwise the first request with log-probabilities waits for a compiler for 40 s, though
+    # nothing else is compiled.
+    "TORCH_COMPILE_DISABLE": "1",
+}
+
+
+def prepare_environment(config: VllmEngine) -> None:
+    """Set environment variables for vLLM, which reads some when it is imported.
+
+    What is set already stays.
+
+    Raises:
+        UsageError: vLLM cannot be imported.
+
+    """
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    import_vllm()
+    if not is_cpu():
+        return
+    for name, value in _CPU_ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    if config.threads is not None:
+        os.environ["OMP_NUM_THREADS"] = str(config.threads)
+        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+
+
+def check_arguments(config: VllmEngine) -> None:
+    """See whether vLLM knows the arguments, and whether it takes their values.
+
+    Raises:
+        UsageError: One line for each that it does not. Or vLLM cannot be imported.
+
+    """
+    import_vllm()
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    known = [field.name for field in dataclasses.fields(AsyncEngineArgs)]
+    wrong = [_unknown(name, known) for name in config.engine_args if name not in known]
+    if wrong:
+        raise UsageError("\n".join(wrong))
+    try:
+        AsyncEngineArgs(**_arguments(config))
+    except Exception as error:  # pydantic's, and whatever else its parts raise
+        raise _refused(error) from error
+
+
+def make_arguments(config: VllmEngine, directory: Path, *, max_length: int, seed: int) -> Any:
+    """Make vLLM's `AsyncEngineArgs` for a model.
+
+    Args:
+        config: The engine's section.
+        directory: Its weights, with `config.json`.
+        max_length: The most tokens of a prompt with its response.
+        seed: What is drawn follows from this and from what was drawn before.
+
+    Raises:
+        UsageError: vLLM refuses them.
+
+    """
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    try:
+        return AsyncEngineArgs(
+            **_arguments(config),
+            model=str(directory),
+            max_model_len=config.max_model_len or max_length,
+            seed=seed,
+        )
+    except Exception as error:  # pydantic's, and whatever else its parts raise
+        raise _refused(error) from error
+
+
+def is_cpu() -> bool:
+    """Whether the vLLM that is installed is for CPUs."""
+    from vllm.platforms import current_platform
+
+    return bool(current_platform.is_cpu())
+
+
+def _arguments(config: VllmEngine) -> dict[str, Any]:
+    from vllm.config import WeightTransferConfig
+
+    from headrace.rollout.engines.vllm_weights import BACKEND, EXTENSION
+
+    cpu = is_cpu()
+    kv_bytes = config.kv_cache_memory_bytes
+    defaults = {"block_size": CPU_BLOCK_TOKENS} if cpu else {}
+    return defaults | config.engine_args | {
+        "dtype": config.dtype,
+        "tensor_parallel_size": config.tensor_parallel_size,
+        "pipeline_parallel_size": config.pipeline_parallel_size,
+        "quantization": config.quantization,
+        "gpu_memory_utilization": config.gpu_memory_utilization,
+        # On CPUs vLLM would take gpu_memory_utilization of all the memory there is.
+        "kv_cache_memory_bytes": CPU_KV_BYTES if cpu and kv_bytes is None else kv_bytes,
+        "enforce_eager": cpu if config.enforce_eager is None else config.enforce_eager,
+        # Temperature is in the log-probabilities that it reports, and nothing else is in either,
+        # whatever the model's own generation_config.json says.
+        "logprobs_mode": "processed_logprobs",
+        "generation_config": "vllm",
+        "skip_tokenizer_init": True,
+        "weight_transfer_config": WeightTransferConfig(backend=BACKEND),
+        "worker_extension_cls": EXTENSION,
+        "disable_log_stats": True,  # its own loggers; ours is another
+    }  # fmt: skip
+
+
+def _unknown(name: str, known: list[str]) -> str:
+    meant = suggest(name, known)
+    return f"rollout.engine.engine_args.{name}: vLLM has no such argument" + (
+        f"; did you mean {meant}?" if meant else ""
+    )
+
+
+def _refused(error: Exception) -> UsageError:
+    return UsageError(f"vLLM refuses rollout.engine: {' '.join(str(error).split())[:500]}")
