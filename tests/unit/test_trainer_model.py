@@ -68,11 +68,12 @@ def test_written_weights_are_the_model_again_in_one_file(
     )
     model = build(settings)
 
-    path, checksum = WeightsWriter(tmp_path, run_id="r", lineage="a").write(model, 3)
+    writer = WeightsWriter(tmp_path, run_id="r", lineage="a", probed=[[2, 3, 4, 5]])
+    path, checksum = writer.write(model, 3)
 
     manifest, verified = verify(Path(path))
     assert verified == checksum
-    assert {"config.json", "model.safetensors"} <= set(manifest.files)
+    assert {"config.json", "model.safetensors", "probe.json"} <= set(manifest.files)
     again = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype))
     assert same_weights(model, again)
     ids = torch.tensor([[2, 3, 4]])

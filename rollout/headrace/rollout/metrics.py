@@ -108,7 +108,7 @@ class WorkerMetrics:
         worker = self._worker
         current = worker.weights.current
         version = current.id.version if current is not None else -1
-        generated = worker.engine.status().generated_token_count
+        engine = worker.engine.status()
         yield gauge(
             "headrace_worker_weight_version", "Weights loaded; -1 before the first.", version
         )
@@ -116,10 +116,18 @@ class WorkerMetrics:
         yield counter(
             "headrace_worker_sessions", "Sessions recorded.", worker.completed_session_count
         )
-        yield counter("headrace_worker_tokens_generated", "Tokens sampled.", generated)
+        yield counter(
+            "headrace_worker_tokens_generated", "Tokens sampled.", engine.generated_token_count
+        )
         yield counter(
             "headrace_worker_tokens_wasted",
             "Those of sessions that were lost, cancelled or failed.",
             worker.wasted_token_count,
         )
+        if engine.probe_gap is not None:
+            yield gauge(
+                "headrace_worker_probe_gap",
+                "Mean gap of log-probabilities to the trainer's, of the weights tried last.",
+                engine.probe_gap,
+            )
         yield gauge("headrace_worker_draining", "Whether it is going home.", self._stopping())

@@ -1,8 +1,9 @@
 """Follows the published weights: asks for newer ones, has them loaded, says what is confirmed.
 
 Weights that the trainer serves are got from it first. While it is away, the ledger is asked before
-each try whether they are still wanted. Knows nothing of leases. What it names as `current` was
-checked by this very worker.
+each try whether they are still wanted. Weights with which the engine does not compute what the
+trainer does are not taken; they, or later ones, are tried again. Knows nothing of leases. What it
+names as `current` was checked by this very worker.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from headrace.rollout.ask import REFUSALS, Peer
 from headrace.rollout.changes import Changes
 from headrace.rollout.download import DownloadError, Downloads, TrainerAwayError
 from headrace.rollout.engines.base import Engine, EngineError
+from headrace.rollout.engines.probe import ProbeError
 from headrace.rollout.pause import Pause
 from headrace.rpc.calls import Stopped
 from headrace.rpc.waits import Waiting, Waits
@@ -42,6 +44,7 @@ class Weights:
         downloads: Gets what the trainer serves; None if the workers share a directory with it.
         waits: Where the trainer's absence is registered.
         changes: Notified when there are other ones.
+        lost: Called when the engine has none any more.
         pause: Between failures.
         sleep: How time passes.
 
@@ -56,11 +59,12 @@ class Weights:
         downloads: Downloads | None,
         waits: Waits,
         changes: Changes,
+        lost: Callable[[], None],
         pause: Pause,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.current: prompt_pb2.PublishedWeights | None = None
-        """Loaded and confirmed; None before the first."""
+        """Loaded and confirmed; None before the first, and if the engine has lost them."""
         self.ended = False
         """The run is over: there will be no others."""
         self._engine = engine
@@ -69,6 +73,7 @@ class Weights:
         self._downloads = downloads
         self._waits = waits
         self._changes = changes
+        self._lost = lost
         self._pause = pause
         self._sleep = sleep
 
@@ -77,21 +82,28 @@ class Weights:
         self.current = None
         self._changes.notify()
 
+    def lose(self) -> None:
+        """Note that the engine has none: nothing is leased until it has taken some again."""
+        self.current = None
+        self._changes.notify()
+        self._lost()
+
     async def run(self) -> None:
         """Follow until the run is over or the worker stops."""
-        with ExitStack() as outage:
+        with ExitStack() as trouble:
             wait: Waiting | None = None
             while (weights := await self._newest()) is not None:
                 try:
                     await self._take(weights)
-                except TrainerAwayError as error:
-                    wait = wait or outage.enter_context(
-                        self._waits.waiting("weights to arrive", owner="trainer")
-                    )
-                    wait.ends_when = f"it gives version {weights.id.version}; last: {error}"
+                except (TrainerAwayError, ProbeError) as error:
+                    name, ends_when = _wanted(error, weights.id.version)
+                    if wait is None or wait.name != name:
+                        trouble.close()
+                        wait = trouble.enter_context(self._waits.waiting(name, owner="trainer"))
+                    wait.ends_when = f"{ends_when}; last: {error}"
                     await self._hold_back()
                 else:
-                    outage.close()
+                    trouble.close()
                     wait = None
 
     async def _newest(self) -> prompt_pb2.PublishedWeights | None:
@@ -121,13 +133,18 @@ class Weights:
 
         Raises:
             TrainerAwayError: They could not be got.
+            ProbeError: The engine does not compute with them what the trainer does.
 
         """
         try:
             await self._load(weights)
         except (EngineError, DownloadError) as error:
-            # Pruned meanwhile, most likely: the next answer names newer ones.
             log.warning("weights_not_loaded", version=weights.id.version, error=str(error))
+            if isinstance(error, EngineError) and error.weights_lost:
+                self.lose()
+            if isinstance(error, ProbeError):
+                raise
+            # Pruned meanwhile, most likely: the next answer names newer ones.
             await self._hold_back()
             return
         self._pause.succeed()
@@ -153,3 +170,10 @@ class Weights:
     async def _hold_back(self) -> None:
         self._pause.fail()
         await self._sleep(self._pause.left_s)
+
+
+def _wanted(error: TrainerAwayError | ProbeError, version: int) -> tuple[str, str]:
+    """Name the wait for what an error says is not there, and say what ends it."""
+    if isinstance(error, TrainerAwayError):
+        return "weights to arrive", f"it gives version {version}"
+    return "weights that agree", f"the engine agrees with it on version {version} or a later one"

@@ -121,6 +121,7 @@ class Worker:
             downloads=downloads,
             waits=waits,
             changes=self._changes,
+            lost=self._hand_back,
             pause=Pause(now=now, jitter=jitter),
             sleep=sleep,
         )
@@ -190,13 +191,19 @@ class Worker:
     def _accept(self, leases: Sequence[prompt_pb2.Lease], weights: prompt_pb2.WeightsId) -> None:
         for lease in leases:
             self._lease_s = lease.expires_in_s or self._lease_s
-            if self._stopping.is_set():
+            # The call was made before the worker was told to stop, or the engine lost its weights.
+            if self._stopping.is_set() or self.weights.current is None:
                 self._end(_ref(lease), replay_pb2.LEASE_END_RETURNED)
                 continue
             life = GroupLife(lease, weights, self._tools)
             task = asyncio.create_task(self._see_through(life), name=f"group {lease.uid}")
             self._groups[task] = life
             task.add_done_callback(self._forget)
+
+    def _hand_back(self) -> None:
+        """Give up all groups; what is on its way into the store goes on."""
+        for life in self._groups.values():
+            life.hand_back()
 
     def _forget(self, task: asyncio.Task[None]) -> None:
         del self._groups[task]
@@ -280,8 +287,7 @@ class Worker:
     async def _go_home(self) -> None:
         """Hand back what is not done; what is on its way into the store gets `DRAIN_S`."""
         log.info("draining", groups=len(self._groups))
-        for life in self._groups.values():
-            life.hand_back()
+        self._hand_back()
         drained = asyncio.create_task(self._drain())
         for limit_s, limit in ((DRAIN_S, self._late), (FAREWELL_S, self._gone), (1.0, None)):
             await asyncio.wait([drained], timeout=limit_s)

@@ -2,7 +2,7 @@
 
 Knows nothing of torch or of models: the trainer passes a callback that saves the files, and a
 worker reads them after `verify`. A directory is called `{run_id}_{lineage}_v{version:08d}` and
-holds `config.json`, `model.safetensors` and `manifest.json`.
+holds `config.json`, `model.safetensors`, `probe.json` and `manifest.json`.
 """
 
 from __future__ import annotations

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
 
+from headrace.trainer.probe import make_probe
 from headrace.weights import directory
+from headrace.weights.probe import PROBE_NAME
 
 ONE_FILE = "1000000GB"
 """Above the size of any model, so that the weights are one file."""
@@ -34,14 +37,24 @@ class WeightsWriter:
         root: where the versions' directories are.
         run_id: the run.
         lineage: its time line.
+        probed: the sequences that are scored with each version, for whoever loads it.
         uri: where workers find all versions; None = each in its directory.
 
     """
 
-    def __init__(self, root: Path, *, run_id: str, lineage: str, uri: str | None = None) -> None:
+    def __init__(
+        self,
+        root: Path,
+        *,
+        run_id: str,
+        lineage: str,
+        probed: Sequence[Sequence[int]],
+        uri: str | None = None,
+    ) -> None:
         self._root = root
         self._run_id = run_id
         self._lineage = lineage
+        self._probed = probed
         self._uri = uri
 
     def write(self, model: Any, version: int) -> tuple[str, str]:
@@ -51,9 +64,13 @@ class WeightsWriter:
             run_id=self._run_id,
             lineage=self._lineage,
             version=version,
-            write_files=lambda target: save_model(model, target),
+            write_files=lambda target: self._write_files(model, target),
         )
         return self._uri or str(path), checksum
+
+    def _write_files(self, model: Any, target: Path) -> None:
+        save_model(model, target)
+        (target / PROBE_NAME).write_bytes(make_probe(model, self._probed).to_bytes())
 
     def leave_other_lines(self) -> None:
         """Remove what the run has of other lines."""

@@ -24,6 +24,7 @@ from headrace.trainer.loading import load
 from headrace.trainer.loop import LoopSettings, TrainingLoop
 from headrace.trainer.model import build_model, pick_device
 from headrace.trainer.peers import Peers, open_peers
+from headrace.trainer.probe import draw_sequences
 from headrace.trainer.progress import Progress
 from headrace.trainer.publisher import WeightsWriter
 from headrace.trainer.recorder import Recorder, rewind
@@ -116,7 +117,7 @@ class Training:
         actor = await self._compute.run(_make_actor, self._config, model, registered.total_steps)
         copy = await self._take_up(start, actor, home)
         saver = self._make_saver(peers, registered, start, home, actor, copy, facts)
-        writer = _make_writer(self._config, start.lineage)
+        writer = _make_writer(self._config, start.lineage, tokenizer)
         loop = self._make_loop(peers, registered, start, tokenizer, actor, writer, saver)
         recorder = await self._compute.run(_make_recorder, self._config, start)
         try:
@@ -262,8 +263,12 @@ class Training:
 
 def _place_model(config: Config, tokenizer: Tokenizer) -> Any:
     device = pick_device(config.trainer.device)
-    length = config.data.max_prompt_length + config.data.max_response_length
-    return build_model(config.model, tokenizer, max_length=length).to(device)
+    model = build_model(config.model, tokenizer, max_length=_max_length(config))
+    return model.to(device)
+
+
+def _max_length(config: Config) -> int:
+    return config.data.max_prompt_length + config.data.max_response_length
 
 
 def _make_teacher(config: Config, model: Any, tokenizer: Tokenizer) -> SupervisedTrainer:
@@ -290,9 +295,14 @@ def _make_actor(config: Config, model: Any, total_steps: int) -> Actor:
     )
 
 
-def _make_writer(config: Config, lineage: str) -> WeightsWriter:
-    uri = GRPC_URI if config.weights.transport == "grpc" else None
-    return WeightsWriter(weights_root(config), run_id=config.run.run_id, lineage=lineage, uri=uri)
+def _make_writer(config: Config, lineage: str, tokenizer: Tokenizer) -> WeightsWriter:
+    return WeightsWriter(
+        weights_root(config),
+        run_id=config.run.run_id,
+        lineage=lineage,
+        probed=draw_sequences(tokenizer, max_length=_max_length(config)),
+        uri=GRPC_URI if config.weights.transport == "grpc" else None,
+    )
 
 
 def _make_recorder(config: Config, start: Start) -> Recorder:

@@ -5,6 +5,7 @@ Knows nothing of versions and checksums: the directory was checked before.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -53,8 +54,8 @@ def read_state(directory: Path) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def replace_state(model: Any, state: dict[str, Any]) -> None:
-    """Copy weights into the model, all of them or none.
+def replace_state(model: Any, state: dict[str, Any]) -> dict[str, Any]:
+    """Copy weights into the model, all of them or none, and return those that were there.
 
     A tensor may be left out of `state` if the model ties it to one that is there.
 
@@ -77,5 +78,19 @@ def replace_state(model: Any, state: dict[str, Any]) -> None:
     ]
     if problems:
         raise EngineError(f"weights do not fit the model: {'; '.join(sorted(problems)[:5])}")
+    before = {name: own[name].clone() for name in state}
     for name, value in state.items():
         own[name].copy_(value)
+    return before
+
+
+@torch.no_grad()
+def score(model: Any, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+    """Per sequence, the log-probability of each token after the first, at temperature 1."""
+    found: list[list[float]] = []
+    for token_ids in sequences:
+        ids_1k = torch.tensor([token_ids], device=model.device)
+        logits_kv = model(input_ids=ids_1k, use_cache=False).logits[0, :-1]
+        logp_kv = torch.log_softmax(logits_kv.float(), dim=-1)
+        found.append(logp_kv.gather(-1, ids_1k[0, 1:, None])[:, 0].tolist())
+    return found

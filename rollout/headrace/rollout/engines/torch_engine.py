@@ -21,9 +21,10 @@ import torch
 from headrace.config.rollout import TorchEngine as TorchEngineConfig
 from headrace.errors import UsageError
 from headrace.log import get_logger
-from headrace.rollout.engines import sampler
+from headrace.rollout.engines import probe, sampler
 from headrace.rollout.engines.base import EngineError, EngineStatus, Sample, SampleRequest
-from headrace.rollout.engines.model import build_model, read_state, replace_state
+from headrace.rollout.engines.model import build_model, read_state, replace_state, score
+from headrace.rollout.engines.probe import Probe, ProbeError
 from headrace.rollout.engines.weights import confirm
 from headrace.v1 import prompt_pb2, trajectory_pb2
 
@@ -73,6 +74,7 @@ class TorchEngine:
         self._weights: prompt_pb2.WeightsId | None = None
         self._generated = 0
         self._aborted = 0
+        self._probe_gap: float | None = None
 
     async def start(self) -> None:
         """Start the loop that makes batches."""
@@ -94,26 +96,54 @@ class TorchEngine:
 
     def status(self) -> EngineStatus:
         """Say what was done so far."""
-        return EngineStatus(self._generated, self._aborted)
+        return EngineStatus(self._generated, self._aborted, self._probe_gap)
 
     async def load(self, weights: prompt_pb2.PublishedWeights) -> None:
         """Read and check beside the batches, swap between two of them.
 
         Raises:
-            EngineError: The weights are not what was published, or do not fit the model.
+            EngineError: The weights are not what was published, do not fit the model, or give
+                other log-probabilities than the trainer's.
 
         """
         directory = await asyncio.to_thread(confirm, weights)
+        wanted = await asyncio.to_thread(probe.read, directory)
         state = await asyncio.to_thread(read_state, directory) if self._model is not None else None
         loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._thread, self._swap, directory, state, weights.id)
+        await loop.run_in_executor(self._thread, self._swap, directory, state, wanted, weights.id)
 
-    def _swap(self, directory: Path, state: Any, weights: prompt_pb2.WeightsId) -> None:
+    def _swap(
+        self, directory: Path, state: Any, wanted: Probe | None, weights: prompt_pb2.WeightsId
+    ) -> None:
+        """Take weights if they agree with the trainer. Runs on the engine's thread."""
         if state is None:
-            self._model = build_model(directory, device=self._device, dtype=self._dtype)
+            model = build_model(directory, device=self._device, dtype=self._dtype)
+            self._compare(model, wanted)
+            self._model = model
         else:
-            replace_state(self._model, state)
+            before = replace_state(self._model, state)
+            try:
+                self._compare(self._model, wanted)
+            except EngineError:
+                replace_state(self._model, before)
+                raise
         self._weights = weights
+
+    def _compare(self, model: Any, wanted: Probe | None) -> None:
+        self._probe_gap = None
+        if wanted is None:
+            return
+        try:
+            found = score(model, wanted.sequences)
+        except Exception as error:  # whatever torch raises: these weights cannot be used
+            raise EngineError(f"the probe cannot be scored: {_one_line(error)}") from error
+        try:
+            self._probe_gap = wanted.check(
+                found, dtype=self._config.dtype, tolerance=self._config.logprob_tolerance
+            )
+        except ProbeError as error:
+            self._probe_gap = error.mean
+            raise
 
     def generate(self, requests: Sequence[SampleRequest]) -> list[asyncio.Future[Sample]]:
         """Queue sequences for the next batch with room."""
