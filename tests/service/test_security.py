@@ -174,6 +174,7 @@ async def test_no_method_lets_in_who_has_no_business_here(guarded: Guarded) -> N
 async def test_a_tool_of_no_run_and_no_protocol_is_welcome_with_the_token(
     guarded: Guarded,
 ) -> None:
+    await guarded.status()  # which waits until the journal is loaded
     assert guarded.security.authority is not None
     credentials = grpc.ssl_channel_credentials(guarded.security.authority)
     extra = ((AUTHORIZATION, f"Bearer {guarded.security.token}"),)

@@ -84,7 +84,7 @@ async def run(config: Config, options: ProcessOptions) -> int:
         await process.start(service.add_to)
         await rewards.start()
         await engine.start()
-        process.ready()
+        process.ready(lambda: worker.weights.current is not None or worker.weights.ended)
         await _work(worker)
     return OK
 

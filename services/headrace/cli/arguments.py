@@ -25,6 +25,16 @@ MetricsPortOption = Annotated[
     int,
     typer.Option(min=0, max=65535, help="The port of Prometheus's /metrics; 0 takes a free one."),
 ]
+HealthPortOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        max=65535,
+        help="A port for gRPC's health service alone, without TLS and token: for the probes of "
+        "Kubernetes.",
+        show_default=False,
+    ),
+]
 TokenFileOption = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="With --replay: the file with its token, if it wants one."),

@@ -1,4 +1,4 @@
-"""`headrace probe`: whether a process is ready, for health checks of containers."""
+"""`headrace probe`: whether a process is ready, or lives, for health checks of containers."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ def probe(
     ca: Annotated[
         Path | None, typer.Option(help="The authority of its certificate, if it uses TLS.")
     ] = None,
+    live: Annotated[
+        bool, typer.Option("--live", help="Ask whether it lives, not whether it is ready.")
+    ] = False,
 ) -> None:
     """Exit with 0 if the process there is ready, with 1 if not. Needs no token.
 
@@ -24,13 +27,16 @@ def probe(
     from grpc_health.v1 import health_pb2, health_pb2_grpc
 
     from headrace.rpc.channel import open_sync_channel
+    from headrace.rpc.health import LIVE
     from headrace.rpc.security import Security
 
     security = Security.for_tool(ca=ca)
     with open_sync_channel(address, security) as channel:
         try:
             check = health_pb2_grpc.HealthStub(channel).Check  # type: ignore[attr-defined]  # no stub
-            answer = check(health_pb2.HealthCheckRequest(), timeout=TIMEOUT_S)
+            answer = check(
+                health_pb2.HealthCheckRequest(service=LIVE if live else ""), timeout=TIMEOUT_S
+            )
         except grpc.RpcError as error:
             typer.echo(f"{address}: {error.code().name}: {error.details()}", err=True)
             raise typer.Exit(1) from None

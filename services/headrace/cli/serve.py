@@ -10,6 +10,7 @@ import typer
 from headrace.cli.arguments import (
     AnnounceOption,
     ConfigArgument,
+    HealthPortOption,
     MetricsPortOption,
     Overrides,
     PortOption,
@@ -31,13 +32,14 @@ def replay(
     overrides: Overrides = None,
     port: PortOption = 0,
     metrics_port: MetricsPortOption = 0,
+    health_port: HealthPortOption = None,
     announce: AnnounceOption = None,
 ) -> None:
     """Serve the replay buffer: the ledger of every prompt.
 
     Example: `headrace serve replay my.yaml run.run_dir=/srv/run-1 --port 7001`
     """
-    _serve("replay", config, overrides, "replay", port, metrics_port, announce)
+    _serve("replay", config, overrides, "replay", port, metrics_port, health_port, announce)
 
 
 @app.command()
@@ -46,13 +48,14 @@ def feeder(
     overrides: Overrides = None,
     port: PortOption = 0,
     metrics_port: MetricsPortOption = 0,
+    health_port: HealthPortOption = None,
     announce: AnnounceOption = None,
 ) -> None:
     """Serve the prompt feeder. Needs endpoints.replay=HOST:PORT.
 
     Example: `headrace serve feeder my.yaml run.run_dir=/srv/run-1 endpoints.replay=127.0.0.1:7001`
     """
-    _serve("feeder", config, overrides, "feeder", port, metrics_port, announce)
+    _serve("feeder", config, overrides, "feeder", port, metrics_port, health_port, announce)
 
 
 @app.command()
@@ -61,13 +64,14 @@ def store(
     overrides: Overrides = None,
     port: PortOption = 0,
     metrics_port: MetricsPortOption = 0,
+    health_port: HealthPortOption = None,
     announce: AnnounceOption = None,
 ) -> None:
     """Serve the trajectory store. Needs endpoints.replay=HOST:PORT.
 
     Example: `headrace serve store my.yaml run.run_dir=/srv/run-1 endpoints.replay=127.0.0.1:7001`
     """
-    _serve("store", config, overrides, "store", port, metrics_port, announce)
+    _serve("store", config, overrides, "store", port, metrics_port, health_port, announce)
 
 
 @app.command()
@@ -76,6 +80,7 @@ def checkpoint(
     overrides: Overrides = None,
     port: PortOption = 0,
     metrics_port: MetricsPortOption = 0,
+    health_port: HealthPortOption = None,
     announce: AnnounceOption = None,
 ) -> None:
     """Serve the checkpoint coordinator: it has snapshots made, and lets a run go on from them.
@@ -85,7 +90,7 @@ def checkpoint(
     Example: `headrace serve checkpoint my.yaml run.run_dir=/srv/run-1
     endpoints.replay=127.0.0.1:7001 endpoints.store=127.0.0.1:7002`
     """
-    _serve("checkpoint", config, overrides, "checkpoint", port, metrics_port, announce)
+    _serve("checkpoint", config, overrides, "checkpoint", port, metrics_port, health_port, announce)
 
 
 def worker(
@@ -94,6 +99,7 @@ def worker(
     name: NameOption = "worker-0",
     port: PortOption = 0,
     metrics_port: MetricsPortOption = 0,
+    health_port: HealthPortOption = None,
     announce: AnnounceOption = None,
 ) -> None:
     """Generate and score: a rollout worker. Any number of them may come and go.
@@ -104,7 +110,7 @@ def worker(
     Example: `headrace worker my.yaml run.run_dir=/srv/run-1 endpoints.replay=127.0.0.1:7001
     endpoints.store=127.0.0.1:7002 --name worker-1`
     """
-    _serve("rollout", config, overrides, name, port, metrics_port, announce)
+    _serve("rollout", config, overrides, name, port, metrics_port, health_port, announce)
 
 
 def train(
@@ -112,6 +118,7 @@ def train(
     overrides: Overrides = None,
     port: PortOption = 0,
     metrics_port: MetricsPortOption = 0,
+    health_port: HealthPortOption = None,
     announce: AnnounceOption = None,
 ) -> None:
     """Train: the process that learns. A run has one.
@@ -121,7 +128,7 @@ def train(
     Example: `headrace train my.yaml run.run_dir=/srv/run-1 endpoints.replay=127.0.0.1:7001
     endpoints.store=127.0.0.1:7002 endpoints.feeder=127.0.0.1:7003`
     """
-    _serve("trainer", config, overrides, "trainer", port, metrics_port, announce)
+    _serve("trainer", config, overrides, "trainer", port, metrics_port, health_port, announce)
 
 
 def _serve(
@@ -131,8 +138,11 @@ def _serve(
     name: str,
     port: int,
     metrics_port: int,
+    health_port: int | None,
     announce: Path | None,
 ) -> None:
     from headrace.cli.single import serve
 
-    raise typer.Exit(serve(package, config, overrides or (), name, port, metrics_port, announce))
+    raise typer.Exit(
+        serve(package, config, overrides or (), name, port, metrics_port, health_port, announce)
+    )

@@ -47,6 +47,7 @@ def serve(
     name: str,
     port: int,
     metrics_port: int,
+    health_port: int | None,
     announce: Path | None,
 ) -> int:
     """Run the process of `headrace.{package}` until it is done; give its exit code.
@@ -58,7 +59,13 @@ def serve(
     config = with_run_directory(load_config(config_file, overrides))
     _check_peers(package, config)
     configure(name, config.run.run_id)
-    options = ProcessOptions(name=name, port=port, metrics_port=metrics_port, announce=announce)
+    options = ProcessOptions(
+        name=name,
+        port=port,
+        metrics_port=metrics_port,
+        health_port=health_port,
+        announce=announce,
+    )
     try:
         module = importlib.import_module(f"headrace.{package}.process")
     except ModuleNotFoundError as error:

@@ -17,7 +17,7 @@ from headrace.replay.buffer import ReplayBuffer
 from headrace.replay.compactor import CompactionSettings, Compactor
 from headrace.replay.deadlines import LeaseDeadlines
 from headrace.replay.event_metrics import EventMetrics
-from headrace.replay.journal.base import Journal, JournalDamagedError
+from headrace.replay.journal.base import JOURNAL_AWAY, Journal, JournalDamagedError
 from headrace.replay.journal.committer import CommitFailedError, Committer
 from headrace.replay.journal.open import open_journal
 from headrace.replay.ledger import Ledger
@@ -58,7 +58,9 @@ async def run(config: Config, options: ProcessOptions) -> int:
             buffer = _make_buffer(config, process, journal, ledger, metrics)
             process.expose(StateMetrics(buffer, journal).read)
             service.open(buffer, journal)
-            process.ready()
+            process.ready(
+                lambda: all(wait.name != JOURNAL_AWAY for wait in process.waits.snapshot())
+            )
             compactor = Compactor(buffer, journal, CompactionSettings.from_config(config))
             return await _serve(
                 process, buffer, compactor, metrics, audit_every_s=config.ledger.audit_every_s

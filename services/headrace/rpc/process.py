@@ -1,6 +1,6 @@
 """What all headrace processes are: a server that says how it is, until it is told to stop.
 
-    start ──► serving, health NOT_SERVING ──► ready: SERVING ──► stopping ──► close
+    start ──► serving, health NOT_SERVING ──► ready: SERVING ◄─► NOT_SERVING ──► stopping ──► close
 
 `start` binds and announces the address, so that the process can be watched while it still
 loads. SIGTERM, SIGINT and `stop` set `stopping`; the process then ends its long polls and
@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from prometheus_client import CollectorRegistry, Gauge, Metric
 from prometheus_client.gc_collector import GCCollector
@@ -34,6 +33,7 @@ from headrace.log import get_logger
 from headrace.rpc import announce as announcement
 from headrace.rpc.advertise import from_here
 from headrace.rpc.exposition import MetricsServer
+from headrace.rpc.health import Health
 from headrace.rpc.mirror import Mirror
 from headrace.rpc.security import Security
 from headrace.rpc.server import bind, create_server
@@ -48,8 +48,6 @@ WATCH_EVERY_S: Final = 1.0
 """How often the watchdog looks."""
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
-_SERVING: Final = health_pb2.HealthCheckResponse.SERVING
-_NOT_SERVING: Final = health_pb2.HealthCheckResponse.NOT_SERVING
 
 log = get_logger()
 
@@ -64,6 +62,8 @@ class ProcessOptions:
     """The port to listen on; 0 = a free one."""
     metrics_port: int = 0
     """The port of its metrics; 0 = a free one."""
+    health_port: int | None = None
+    """The port where health alone is served, in plaintext; None = nowhere."""
     announce: Path | None = None
     """Where to announce the address."""
 
@@ -77,6 +77,7 @@ class Process:
         host: A loopback address; another one if `security` has a token and TLS.
         port: 0 = a free one.
         metrics_port: The same, for its metrics.
+        health_port: Where health alone is served, in plaintext and without a token; None = nowhere.
         announce: Where to announce the address; None = nowhere.
         security: What calls need, and how they are protected; None = nothing, not at all.
         stall_after_s: The limit of waits that name none.
@@ -98,6 +99,7 @@ class Process:
         host: str = "127.0.0.1",
         port: int = 0,
         metrics_port: int = 0,
+        health_port: int | None = None,
         announce: Path | None = None,
         security: Security | None = None,
         stall_after_s: float,
@@ -108,6 +110,7 @@ class Process:
         self._host = host
         self._port = port
         self._metrics_port = metrics_port
+        self._health_port = health_port
         self._announce = announce
         self.security = security or Security()
         self._now = now
@@ -115,12 +118,10 @@ class Process:
         self.waits = Waits(now=now, stall_after_s=stall_after_s)
         self.stopping = asyncio.Event()
         self.registry = CollectorRegistry()
-        self._health = health.aio.HealthServicer()
-        self._services: list[str] = ["", health.SERVICE_NAME]
+        self._health = Health()
         self._server: grpc.aio.Server | None = None
         self._metrics: MetricsServer | None = None
         self._mirror = Mirror(asyncio.get_running_loop())
-        self._becoming_ready: asyncio.Task[None] | None = None
         self._watchdog = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         self._closed = threading.Event()
 
@@ -138,6 +139,7 @@ class Process:
             host=config.endpoints.bind_host,
             port=options.port,
             metrics_port=options.metrics_port,
+            health_port=options.health_port,
             announce=options.announce,
             security=Security.from_config(config),
             stall_after_s=config.watchdog.stall_after_s,
@@ -160,16 +162,16 @@ class Process:
         server = create_server(
             self.registry, process=self._name, run_id=self._run_id, security=self.security
         )
-        self._services += add_services(server)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        reflected = [name for name in self._services if name]
-        reflection.enable_server_reflection((*reflected, reflection.SERVICE_NAME), server)
-        await self._set_health(_NOT_SERVING)
+        await self._health.add_to(server, add_services(server))
+        reflected = (*self._health.services, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(reflected, server)
         address = bind(server, self._host, self._port, self.security)
         self._register_metrics()
         self._metrics = MetricsServer(self.registry, self._host, self._metrics_port, self.security)
         await server.start()
         self._server = server
+        if self._health_port is not None:
+            await self._health.serve_beside(self._host, self._health_port)
         self._handle_signals()
         self._watchdog.start()
         if self._announce is not None:
@@ -183,10 +185,14 @@ class Process:
         """Have `read` called at each scrape, on the event loop, for metrics that mirror state."""
         self._mirror.add(read)
 
-    def ready(self) -> None:
-        """Say that calls are welcome: health is SERVING."""
-        self._becoming_ready = asyncio.ensure_future(self._set_health(_SERVING))
-        log.info("ready", after_s=round(self._now() - self._begun, 3))
+    def ready(self, holds: Callable[[], bool] = lambda: True) -> None:
+        """Say that calls are welcome whenever `holds` does: health is SERVING then.
+
+        Args:
+            holds: Whether what the process needs to be of use is there; asked again and again.
+
+        """
+        self._health.follow(holds, self._on_ready)
 
     def stop(self) -> None:
         """Ask the process to stop, as SIGTERM does."""
@@ -201,11 +207,10 @@ class Process:
         self.stopping.set()
         if self._server is None:
             return
-        if self._becoming_ready is not None:
-            await self._becoming_ready
-        await self._health.enter_graceful_shutdown()
+        await self._health.close()
         assert self._metrics is not None
         await asyncio.gather(self._server.stop(grace_s), asyncio.to_thread(self._metrics.close))
+        await self._health.stop_beside()
         self._closed.set()
         self._watchdog.join()
         log.info("stopped")
@@ -245,9 +250,11 @@ class Process:
         while not self._closed.wait(WATCH_EVERY_S):
             self.report_stalls()
 
-    async def _set_health(self, status: int) -> None:
-        for service in self._services:
-            await self._health.set(service, status)
+    def _on_ready(self, ready: bool) -> None:
+        if ready:
+            log.info("ready", after_s=round(self._now() - self._begun, 3))
+        else:
+            log.warning("not_ready", waits=[wait.name for wait in self.waits.snapshot()])
 
     def _handle_signals(self) -> None:
         if threading.current_thread() is threading.main_thread():  # Python allows no other

@@ -27,7 +27,7 @@ MAX_PENDING_CALLS: Final = 20_000
 MIN_PING_INTERVAL_MS: Final = 20_000
 """Clients ping every 30 s; a server that does not allow it ends their connection."""
 
-_OPTIONS: Final[tuple[tuple[str, int], ...]] = (
+OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     # Otherwise two servers may share a port, and an occupied one looks free.
     ("grpc.so_reuseport", 0),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -57,7 +57,7 @@ def create_server(
     token = security.token if security is not None else ""
     gate = GateInterceptor(process=process, run_id=run_id, token=token)
     return grpc.aio.server(
-        interceptors=[CallInterceptor(registry), ErrorInterceptor(), gate], options=_OPTIONS
+        interceptors=[CallInterceptor(registry), ErrorInterceptor(), gate], options=OPTIONS
     )
 
 
@@ -74,9 +74,23 @@ def bind(server: grpc.aio.Server, host: str, port: int, security: Security | Non
     """
     security = security or Security()
     security.check_host(host)
+    return listen(server, host, port, security.server_credentials())
+
+
+def listen(
+    server: grpc.aio.Server, host: str, port: int, credentials: grpc.ServerCredentials | None
+) -> str:
+    """Listen on `host:port`, whoever may reach that; None = in plaintext.
+
+    Returns:
+        The address, `host:port`.
+
+    Raises:
+        UsageError: The port is taken.
+
+    """
     bracketed = f"[{host}]" if ":" in host else host
     _check_free(host, port)
-    credentials = security.server_credentials()
     try:
         if credentials is None:
             bound = server.add_insecure_port(f"{bracketed}:{port}")

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from headrace.errors import HeadraceError
 from headrace.v1 import journal_pb2
+
+JOURNAL_AWAY: Final = "journal"
+"""The name of the wait for a journal that is away."""
 
 
 class JournalDamagedError(HeadraceError):

@@ -34,7 +34,7 @@ from redis.exceptions import (
 from redis.retry import Retry
 
 from headrace.errors import NotReadyError, UsageError, WriterFencedError
-from headrace.replay.journal.base import JournalDamagedError
+from headrace.replay.journal.base import JOURNAL_AWAY, JournalDamagedError
 from headrace.replay.journal.mark import JournalMark
 from headrace.rpc.waits import Waits
 from headrace.v1 import journal_pb2
@@ -264,7 +264,7 @@ class RedisJournal:
             trouble = self._trouble(error)
         pause_s = FIRST_PAUSE_S
         with self._waits.waiting(
-            "journal", owner=f"Redis at {self._where}", ends_when=trouble
+            JOURNAL_AWAY, owner=f"Redis at {self._where}", ends_when=trouble
         ) as wait:
             while not self._is_stopping():
                 self._sleep(pause_s)
