@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 
 from headrace.config.rollout import ScriptedEngine as ScriptedConfig
 from headrace.rollout.engines.base import EngineError, SampleRequest
-from headrace.rollout.engines.scripted import ScriptedEngine, script
+from headrace.rollout.engines.scripted import Script, ScriptedEngine, script
 from headrace.v1 import prompt_pb2
 from headrace.v1.trajectory_pb2 import FINISH_REASON_LENGTH, FINISH_REASON_STOP
 from headrace.weights.directory import write
@@ -21,7 +22,7 @@ def request(session: int = 0, *, attempt: int = 1, limit: int = 6) -> SampleRequ
     return SampleRequest("e0r0", session, attempt, [3, 4], 1.0, limit)
 
 
-def play(config: ScriptedConfig, asked: SampleRequest) -> object:
+def play(config: ScriptedConfig, asked: SampleRequest) -> Script:
     return script(config, asked, vocab_size=VOCAB, eos_id=EOS)
 
 
@@ -85,12 +86,91 @@ async def test_sequences_take_their_time_and_name_the_weights_they_began_with(
     go_on.set()
     sample = await slow
 
-    assert slept[0] == slept[2] == 7
-    assert slept[1] == script(config, request(), vocab_size=VOCAB, eos_id=EOS).latency_s
-    assert sample.response.weight_spans[0].version == 0
+    assert slept.count(7) == 2
+    whole_s = script(config, request(), vocab_size=VOCAB, eos_id=EOS).latency_s
+    assert sum(each for each in slept if each != 7) == pytest.approx(whole_s)
+    assert [span.version for span in sample.response.weight_spans] == [0]
     assert (await engine.generate([request(1)])[0]).response.weight_spans[0].version == 1
     assert sample.finish_reason in (FINISH_REASON_STOP, FINISH_REASON_LENGTH)
     assert engine.status().generated_token_count >= len(sample.response.token_ids)
+
+
+async def test_with_partial_rollout_newer_weights_take_over_in_the_middle(tmp_path: Path) -> None:
+    config = ScriptedConfig(
+        kind="scripted", mean_latency_s=0, token_latency_s=1, load_latency_s=7, min_tokens=8
+    )
+    asked, passed = request(limit=8), 0.0
+    newer = [publish(tmp_path, version) for version in range(3)]
+
+    async def sleep(seconds: float) -> None:
+        nonlocal passed
+        if seconds != 7 and passed in (2, 5):
+            await engine.load(newer[1 if passed == 2 else 2])
+        passed += seconds if seconds != 7 else 0
+
+    engine = ScriptedEngine(config, vocab_size=VOCAB, eos_id=EOS, partial=True, sleep=sleep)
+    await engine.load(newer[0])
+    [sample] = await asyncio.gather(*engine.generate([asked]))
+
+    spans = [(span.version, span.begin, span.end) for span in sample.response.weight_spans]
+    assert spans == [(0, 0, 2), (1, 2, 5), (2, 5, 8)]
+    assert sample.finish_reason == FINISH_REASON_LENGTH
+
+
+async def test_a_response_that_is_gone_on_with_is_counted_once(tmp_path: Path) -> None:
+    config = ScriptedConfig(kind="scripted", mean_latency_s=0, min_tokens=6)
+    engine = ScriptedEngine(config, vocab_size=VOCAB, eos_id=EOS)
+    await engine.load(publish(tmp_path, 3))
+    asked = request(limit=6)
+    asked.response.extend([0, 1], [-0.5, -0.25], prompt_pb2.WeightsId(lineage="main", version=1))
+
+    response = (await engine.generate([asked])[0]).response
+
+    assert response.token_ids[:2] == [0, 1]
+    assert response.logprobs[:2] == [-0.5, -0.25]
+    assert len(response.token_ids) == len(response.logprobs) == 6
+    spans = [(span.version, span.begin, span.end) for span in response.weight_spans]
+    assert spans == [(1, 0, 2), (3, 2, 6)]
+    assert engine.status().generated_token_count == 4
+
+
+def test_lengths_come_as_often_whether_they_were_interrupted_or_not() -> None:
+    config = ScriptedConfig(kind="scripted", min_tokens=2)
+    lengths = []
+    for session in range(3000):
+        asked = request(session, limit=8)
+        whole = play(config, asked)
+        if len(whole.token_ids) > 5:
+            asked.response.extend([0] * 5, [0.0] * 5, prompt_pb2.WeightsId(version=1))
+            rest = play(config, dataclasses.replace(asked, attempt=2))
+            assert rest.stops == (len(rest.token_ids) < 3)
+            lengths.append(5 + len(rest.token_ids))
+        else:
+            lengths.append(len(whole.token_ids))
+
+    for length in range(2, 9):
+        assert lengths.count(length) / 3000 == pytest.approx(1 / 7, abs=0.03)
+
+
+async def test_what_an_aborted_response_had_is_kept_and_counted(tmp_path: Path) -> None:
+    config = ScriptedConfig(kind="scripted", mean_latency_s=0, min_tokens=6, hang_rate=1)
+    config = config.model_copy(update={"token_latency_s": 0.05})
+    grown, asked = asyncio.Event(), request(limit=6)
+
+    async def sleep(seconds: float) -> None:
+        if len(asked.response.token_ids) == 5:
+            grown.set()
+
+    engine = ScriptedEngine(config, vocab_size=VOCAB, eos_id=EOS, sleep=sleep)
+    await engine.load(publish(tmp_path, 0))
+    [future] = engine.generate([asked])
+    await grown.wait()
+
+    await engine.close()
+
+    assert future.cancelled()
+    assert len(asked.response.token_ids) == 5
+    assert (engine.status().generated_token_count, engine.status().aborted_token_count) == (5, 5)
 
 
 async def test_while_the_failing_file_is_there_every_generation_fails(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,13 +15,14 @@ from transformers import AutoModelForCausalLM, GPT2Config, PretrainedConfig, Qwe
 
 from headrace.config.rollout import TorchEngine as TorchConfig
 from headrace.errors import UsageError
-from headrace.rollout.engines.base import EngineError, Sample, SampleRequest
+from headrace.rollout.engines.base import EngineError, Response, Sample, SampleRequest
 from headrace.rollout.engines.torch_engine import TorchEngine
 from headrace.v1 import prompt_pb2
 from headrace.v1.trajectory_pb2 import FINISH_REASON_LENGTH, FINISH_REASON_STOP
 from headrace.weights.directory import write
 
 EOS = 3
+WEIGHTS = prompt_pb2.WeightsId(lineage="other", version=7)
 GPT2 = GPT2Config(
     vocab_size=20, n_positions=64, n_embd=32, n_layer=2, n_head=4, bos_token_id=EOS,
     eos_token_id=EOS, pad_token_id=0,
@@ -60,9 +62,9 @@ def publish(root: Path, model: Any, version: int) -> prompt_pb2.PublishedWeights
 
 
 @asynccontextmanager
-async def running(**options: Any) -> AsyncIterator[TorchEngine]:
+async def running(*, partial: bool = False, **options: Any) -> AsyncIterator[TorchEngine]:
     config = TorchConfig(device="cpu", threads=1, **options)
-    engine = TorchEngine(config, eos_id=EOS, seed=0)
+    engine = TorchEngine(config, eos_id=EOS, seed=0, partial=partial)
     await engine.start()
     try:
         yield engine
@@ -168,6 +170,143 @@ async def test_a_cancelled_sequence_is_aborted_and_its_tokens_are_counted(tmp_pa
     wanted = sum(len(futures[index].result().response.token_ids) for index in (0, 2, 3, 4))
     assert status.generated_token_count == wanted + status.aborted_token_count
     assert status.aborted_token_count <= 60  # one that was never begun has none
+
+
+LONG = GPT2Config(**{**GPT2.to_dict(), "n_positions": 512})
+
+
+def make_endless(seed: int) -> Any:
+    """A model whose answers are as long as they may be."""
+    model = make_model(LONG, seed)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(3)  # far from uniform, so that a mistake shows
+        model.transformer.ln_f.weight[0], model.transformer.ln_f.bias[0] = 0.0, 1.0
+        model.lm_head.weight[:, 0] = 0.0
+        model.lm_head.weight[EOS] = 0.0
+        model.lm_head.weight[EOS, 0] = -100.0
+    return model
+
+
+def logprobs_under(model: Any, asked: SampleRequest, response: list[int]) -> list[float]:
+    """A forward pass over the one sequence alone."""
+    ids = torch.tensor([[*asked.prompt_token_ids, *response]])
+    with torch.no_grad():
+        logits = model(input_ids=ids).logits[0, len(asked.prompt_token_ids) - 1 : -1].float()
+    logp = torch.log_softmax(logits / asked.temperature, dim=-1)
+    chosen: list[float] = logp.gather(-1, torch.tensor(response)[:, None])[:, 0].tolist()
+    return chosen
+
+
+async def test_newer_weights_take_over_between_two_tokens_and_each_token_has_its_own_logprob(
+    tmp_path: Path,
+) -> None:
+    models = [make_endless(seed) for seed in range(3)]
+    versions = [publish(tmp_path, model, version) for version, model in enumerate(models)]
+    async with running(partial=True, max_batch_sequences=4) as engine:
+        await engine.load(versions[0])
+        requests = [request(session, limit=200 + session) for session in range(6)]
+        futures = engine.generate(requests)
+        for newer in versions[1:]:
+            await until_grown(requests[0])
+            await engine.load(newer)
+        samples = await asyncio.gather(*futures)
+        status = engine.status()
+
+    assert [span.version for span in samples[0].response.weight_spans] == [0, 1, 2]
+    assert len(samples[5].response.weight_spans) == 1  # it began when the first four were over
+    for asked, sample in zip(requests, samples, strict=True):
+        response = sample.response
+        assert len(response.token_ids) == asked.max_response_length
+        assert sample.finish_reason == FINISH_REASON_LENGTH
+        ends = [0]
+        for span in response.weight_spans:
+            assert span.begin == ends[-1] < span.end
+            wanted = logprobs_under(models[span.version], asked, response.token_ids)
+            assert response.logprobs[span.begin : span.end] == pytest.approx(
+                wanted[span.begin : span.end], abs=1e-4
+            )
+            ends.append(span.end)
+        assert ends[-1] == len(response.token_ids)
+    assert status.generated_token_count == sum(each.max_response_length for each in requests)
+    assert status.aborted_token_count == 0
+
+
+async def until_grown(asked: SampleRequest) -> None:
+    """Wait until there are further tokens of it."""
+    before = len(asked.response.token_ids)
+    while len(asked.response.token_ids) == before:  # noqa: ASYNC110: a list has no event
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("temperature", [1e-6, 1.0])
+async def test_an_interrupted_sequence_is_the_uninterrupted_one_if_the_weights_are_the_same(
+    temperature: float, tmp_path: Path
+) -> None:
+    model = make_endless(0)
+
+    def requests() -> list[SampleRequest]:
+        return [
+            dataclasses.replace(
+                request(session, limit=300), temperature=temperature, response=Response()
+            )
+            for session in range(4)
+        ]
+
+    async with running(partial=True) as engine:
+        await engine.load(publish(tmp_path, model, 0))
+        whole = [each.response for each in await asyncio.gather(*engine.generate(requests()))]
+        asked = requests()
+        futures = engine.generate(asked)
+        await until_grown(asked[0])
+        await engine.load(publish(tmp_path, model, 1))
+        samples = [each.response for each in await asyncio.gather(*futures)]
+        # Another engine's prefix, as a lease brings it.
+        resumed = requests()
+        for each, response in zip(resumed, whole, strict=True):
+            each.response.extend(response.token_ids[:70], response.logprobs[:70], WEIGHTS)
+        before = engine.status().generated_token_count
+        continued = [each.response for each in await asyncio.gather(*engine.generate(resumed))]
+        sampled = engine.status().generated_token_count - before
+
+    assert all(len(response.weight_spans) == 2 for response in samples)
+    assert sampled == 4 * (300 - 70)
+    for response in (*samples, *continued):
+        wanted = whole[[each.token_ids for each in whole].index(response.token_ids)]
+        assert response.logprobs == pytest.approx(wanted.logprobs, abs=1e-4)
+    for response in continued:
+        assert [(span.begin, span.end) for span in response.weight_spans] == [(0, 70), (70, 300)]
+
+
+async def test_weights_that_are_refused_interrupt_nothing_for_good(tmp_path: Path) -> None:
+    async with running(partial=True) as engine:
+        await engine.load(publish(tmp_path, make_endless(0), 0))
+        asked = request(0, limit=300)
+        [future] = engine.generate([asked])
+        await until_grown(asked)
+        with pytest.raises(EngineError, match="do not fit"):
+            await engine.load(publish(tmp_path, make_model(GPT2, 0), 1))
+        sample = await future
+
+    assert version_of(sample) == 0
+    assert len(sample.response.token_ids) == 300
+
+
+async def test_a_sequence_that_is_cancelled_in_the_middle_keeps_what_it_had(tmp_path: Path) -> None:
+    async with running(partial=True) as engine:
+        await engine.load(publish(tmp_path, make_endless(0), 0))
+        asked = [request(session, limit=400) for session in range(2)]
+        futures = engine.generate(asked)
+        await until_grown(asked[0])
+        futures[0].cancel()
+        await engine.load(publish(tmp_path, make_endless(1), 1))
+        await futures[1]
+        status = engine.status()
+
+    had = len(asked[0].response.token_ids)
+    assert 0 < had < 400
+    assert status.aborted_token_count == had
+    assert status.generated_token_count == had + 400
 
 
 async def test_closing_aborts_what_is_under_way(tmp_path: Path) -> None:

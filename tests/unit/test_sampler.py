@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, GPT2Config, Qwen3Config
 
 from headrace.rollout.engines.draws import uniforms
-from headrace.rollout.engines.sampler import Finished, NotANumberError, Prompt, sample
+from headrace.rollout.engines.sampler import NotANumberError, Piece, Prompt, Wish, sample
 
 EOS = 3
 VOCAB = 20
@@ -50,7 +50,7 @@ def ragged(*, temperature: float, count: int = 24) -> list[Prompt]:
     ]
 
 
-def run(model: Any, prompts: list[Prompt]) -> list[Finished]:
+def run(model: Any, prompts: list[Prompt]) -> list[Piece]:
     found = list(sample(model, prompts, eos_id=EOS, aborted=lambda _: False))
     assert sorted(each.index for each in found) == list(range(len(prompts)))
     return sorted(found, key=lambda each: each.index)
@@ -143,6 +143,54 @@ def test_an_aborted_sequence_leaves_between_two_steps(model: Any) -> None:
     assert not any(found[i].aborted for i in others)
 
 
+def test_a_batch_shows_what_it_has_and_ends_between_two_steps(model: Any) -> None:
+    prompts = ragged(temperature=1.0)
+    whole = run(model, prompts)
+    wishes = iter([Wish.GO_ON, Wish.SHOW, Wish.SHOW, Wish.GO_ON, Wish.STOP])
+
+    found: dict[int, list[Piece]] = {index: [] for index in range(len(prompts))}
+    pieces = sample(model, prompts, eos_id=EOS, aborted=lambda _: False, wish=lambda: next(wishes))
+    for piece in pieces:
+        found[piece.index].append(piece)
+
+    for index, uninterrupted in enumerate(whole):
+        token_ids = [token for piece in found[index] for token in piece.token_ids]
+        assert token_ids == uninterrupted.token_ids[:5]
+        assert [piece.over for piece in found[index]][:-1] == [False] * (len(found[index]) - 1)
+        assert found[index][-1].over == (len(uninterrupted.token_ids) <= 5)
+        if len(uninterrupted.token_ids) > 5:
+            assert [len(piece.token_ids) for piece in found[index]] == [2, 1, 2]
+
+
+def test_a_sequence_that_goes_on_draws_what_it_would_have_drawn(model: Any) -> None:
+    prompts = ragged(temperature=1.0)
+    whole = run(model, prompts)
+    begun = [
+        (prompt, each, len(each.token_ids) // 2)
+        for prompt, each in zip(prompts, whole, strict=True)
+        if len(each.token_ids) > 1
+    ]
+
+    rest = run(
+        model,
+        [
+            Prompt(
+                (*prompt.token_ids, *each.token_ids[:half]),
+                prompt.temperature,
+                prompt.max_new_tokens - half,
+                prompt.seed,
+                drawn=half,
+            )
+            for prompt, each, half in begun
+        ],
+    )
+
+    for (_, each, half), found in zip(begun, rest, strict=True):
+        assert found.token_ids == each.token_ids[half:]
+        assert found.logprobs == pytest.approx(each.logprobs[half:], abs=1e-4)
+        assert found.stopped == each.stopped
+
+
 def test_a_finished_sequence_may_wait_at_the_last_position_of_the_model() -> None:
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(CONFIGS["gpt2"]).eval()
@@ -168,4 +216,6 @@ def test_draws_are_the_published_splitmix64() -> None:
 
     seeds = np.array([1234567], dtype=np.uint64)
 
-    assert [int(uniforms(seeds, i)[0] * 2**53) for i in range(3)] == [w >> 11 for w in wanted]
+    assert [int(uniforms(seeds, np.uint64(i))[0] * 2**53) for i in range(3)] == [
+        w >> 11 for w in wanted
+    ]

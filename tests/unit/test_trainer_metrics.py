@@ -20,6 +20,17 @@ from headrace.v1.trajectory_pb2 import (
 )
 
 
+def spans(versions: tuple[int, ...], count: int) -> list[WeightSpan]:
+    """A token of each version, as far as there are any, the rest by the last."""
+    versions = versions[-count:]
+    begins = range(len(versions))
+    ends = [*begins[1:], count]
+    return [
+        WeightSpan(version=versions[begin], begin=begin, end=end)
+        for begin, end in zip(begins, ends, strict=True)
+    ]
+
+
 def part(uid: str, versions: tuple[int, ...], rewards: tuple[float, ...]) -> Part:
     trajectories = tuple(
         Trajectory(
@@ -29,7 +40,7 @@ def part(uid: str, versions: tuple[int, ...], rewards: tuple[float, ...]) -> Par
             loss_mask=[True] * i + [False],
             reward=reward,
             reward_parts={"exact": float(reward == 1)},
-            weight_spans=[WeightSpan(version=version) for version in versions],
+            weight_spans=spans(versions, i + 1),
             finish_reason=FINISH_REASON_LENGTH if i else FINISH_REASON_STOP,
         )
         for i, reward in enumerate(rewards)
@@ -83,6 +94,18 @@ def test_staleness_counts_from_the_weights_before_the_step() -> None:
     assert found[f"{name}/trajectory_staleness/min"] == 0
     assert found[f"{name}/trajectory_staleness_worst/max"] == 2
     assert found[f"{name}/trajectory_spans/max"] == 3
+
+
+def test_tokens_are_counted_by_the_weights_that_made_them() -> None:
+    shares = {
+        name.rsplit("/", 1)[1]: share for name, share in step().items() if "/token_share/" in name
+    }
+    # In step 6: 1 + 2 tokens by version 4; of 1 + 2 + 3 + 4 three by 3, the others by 5.
+    assert shares == {
+        "0": pytest.approx(7 / 13),
+        "1": pytest.approx(3 / 13),
+        "2": pytest.approx(3 / 13),
+    }
 
 
 def test_updates_are_joined_by_what_they_mean() -> None:

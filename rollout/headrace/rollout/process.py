@@ -140,7 +140,12 @@ def make_engine(
     """
     section = config.rollout.engine
     if isinstance(section, ScriptedEngineConfig):
-        return ScriptedEngine(section, vocab_size=tokenizer.vocab_size, eos_id=tokenizer.eos_id)
+        return ScriptedEngine(
+            section,
+            vocab_size=tokenizer.vocab_size,
+            eos_id=tokenizer.eos_id,
+            partial=config.rollout.partial_rollout,
+        )
     try:
         from headrace.rollout.engines.torch_engine import TorchEngine
     except ImportError as error:
@@ -149,7 +154,11 @@ def make_engine(
             f"pip install 'headrace[rollout]' ({error})"
         ) from error
     return TorchEngine(
-        section, eos_id=tokenizer.eos_id, seed=config.trainer.seed, batch_ended=batch_ended
+        section,
+        eos_id=tokenizer.eos_id,
+        seed=config.trainer.seed,
+        partial=config.rollout.partial_rollout,
+        batch_ended=batch_ended,
     )
 
 

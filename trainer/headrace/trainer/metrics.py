@@ -6,7 +6,7 @@ Plain numbers: knows trajectories and groups; knows nothing of tensors or of whe
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -103,7 +103,13 @@ def _reward_parts(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def _versions(trajectories: Sequence[Trajectory], *, newest: int) -> dict[str, float]:
-    """Say how old the weights were: by the newest and by the oldest that made any token."""
+    """Say how old the weights were: by the newest and by the oldest that made any token.
+
+    A token's staleness is 0 if the newest weights made it. Shares are of all tokens.
+    """
+    made: Counter[int] = Counter()
+    for span in (span for t in trajectories for span in t.weight_spans):
+        made[newest - span.version] += span.end - span.begin
     spans = [[span.version for span in t.weight_spans] for t in trajectories]
     youngest = np.array([max(versions) for versions in spans if versions])
     oldest = np.array([min(versions) for versions in spans if versions])
@@ -112,6 +118,7 @@ def _versions(trajectories: Sequence[Trajectory], *, newest: int) -> dict[str, f
         **_spread(f"{name}/trajectory_staleness", newest - youngest),
         **_spread(f"{name}/trajectory_staleness_worst", newest - oldest),
         **_spread(f"{name}/trajectory_spans", youngest - oldest + 1),
+        **{f"{name}/token_share/{age}": made[age] / made.total() for age in sorted(+made)},
     }
 
 

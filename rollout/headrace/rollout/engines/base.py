@@ -83,7 +83,9 @@ class SampleRequest:
     max_response_length: int
     """The most response tokens, the stop token and what `response` begins with included."""
     response: Response = field(default_factory=Response)
-    """Where the tokens go. The engine goes on behind those that are there already."""
+    """Where the tokens go, on the loop's thread. The engine goes on behind those that are there
+    already. The last ones and the future's end come in one turn of the loop, so that who looks
+    in between sees a response that is not done."""
 
     def seed(self, base: int) -> int:
         """Return 64 bits that depend on nothing but `base` and who this sequence is."""
@@ -160,7 +162,8 @@ class Engine(Protocol):
     async def load(self, weights: prompt_pb2.PublishedWeights) -> None:
         """Confirm published weights by their checksum, and take them.
 
-        Sequences under way are finished by the weights they began with.
+        Sequences under way are finished by the weights they began with. If `partial_rollout` is
+        configured they go on with the new ones instead, from the next token on.
 
         Raises:
             EngineError: The weights are not what was published, do not fit, or the engine finds

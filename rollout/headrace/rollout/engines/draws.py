@@ -16,14 +16,16 @@ _MIX_1: Final = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2: Final = np.uint64(0x94D049BB133111EB)
 
 
-def uniforms(seeds_b: NDArray[np.uint64], index: int) -> NDArray[np.float64]:
-    """Return draw `index` of each seed: [B] numbers in [0, 1) with 53 random bits.
+def uniforms(
+    seeds_b: NDArray[np.uint64], index_b: NDArray[np.uint64] | np.uint64
+) -> NDArray[np.float64]:
+    """Return draw `index_b` of each seed: [B] numbers in [0, 1) with 53 random bits.
 
     Draw i of a seed is output i of SplitMix64 with that seed (Steele, Lea, Flood: Fast
     splittable pseudorandom number generators, OOPSLA 2014), which needs no state.
     """
     with np.errstate(over="ignore"):
-        z = seeds_b + _GOLDEN * np.uint64(index + 1)
+        z = seeds_b + _GOLDEN * (index_b + np.uint64(1))
         z = (z ^ (z >> np.uint64(30))) * _MIX_1
         z = (z ^ (z >> np.uint64(27))) * _MIX_2
         z = z ^ (z >> np.uint64(31))

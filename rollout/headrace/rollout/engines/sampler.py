@@ -3,7 +3,7 @@
 Knows nothing of sessions, weights and threads. A batch goes through three moves: prompts that
 are equal are read once, the cache is spread over the sequences that share them, then all
 sequences take one token per step until each has stopped. Once half of them have, they leave
-the batch.
+the batch. Between two steps the caller may want what there is so far, or that the batch ends.
 
 Suffixes name shapes: b sequences in the batch, u different prompts, l longest prompt, k tokens
 in the cache, v vocabulary.
@@ -11,6 +11,7 @@ in the cache, v vocabulary.
 
 from __future__ import annotations
 
+import enum
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -32,18 +33,30 @@ class Prompt:
     """A sequence to sample."""
 
     token_ids: tuple[int, ...]
-    """At least one."""
+    """At least one; what was sampled of it before included."""
     temperature: float
     """Above 0."""
     max_new_tokens: int
     """At least 1; the stop token counts."""
     seed: int
     """64 bits that all its random numbers follow from."""
+    drawn: int = 0
+    """How many of those were used before: its tokens so far."""
+
+
+class Wish(enum.Enum):
+    """What is wanted between two steps."""
+
+    GO_ON = "go on"
+    SHOW = "show"
+    """A piece of each sequence that has grown."""
+    STOP = "stop"
+    """The same; nothing more is sampled."""
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
-    """A sequence that left the batch."""
+class Piece:
+    """What a sequence has grown by since its last piece."""
 
     index: int
     """Its place among the prompts."""
@@ -51,10 +64,12 @@ class Finished:
     """The tokens sampled, the stop token included."""
     logprobs: list[float]
     """log_softmax(logits / temperature) of each, in float32."""
-    stopped: bool
+    over: bool = True
+    """Whether it left the batch with this."""
+    stopped: bool = False
     """Whether the last token is the stop token."""
-    aborted: bool
-    """Whether it was aborted; then the tokens are only good for counting."""
+    aborted: bool = False
+    """Whether it was aborted."""
 
 
 class NotANumberError(Exception):
@@ -63,8 +78,13 @@ class NotANumberError(Exception):
 
 @torch.inference_mode()
 def sample(
-    model: Any, prompts: Sequence[Prompt], *, eos_id: int, aborted: Callable[[int], bool]
-) -> Iterator[Finished]:
+    model: Any,
+    prompts: Sequence[Prompt],
+    *,
+    eos_id: int,
+    aborted: Callable[[int], bool],
+    wish: Callable[[], Wish] = lambda: Wish.GO_ON,
+) -> Iterator[Piece]:
     """Yield every sequence as it stops, samples at most `max_new_tokens` of each.
 
     Args:
@@ -72,6 +92,7 @@ def sample(
         prompts: What to sample.
         eos_id: The token that stops a sequence.
         aborted: Asked between steps, by index, whether a sequence is wanted no more.
+        wish: Asked between steps what is wanted.
 
     Raises:
         NotANumberError: The model is broken.
@@ -83,6 +104,11 @@ def sample(
         token_b, logprob_b = batch.draw(step)
         yield from batch.settle(step, token_b, logprob_b, eos_id, aborted)
         if not batch.live_b.any():
+            return
+        wanted = wish()
+        if wanted is not Wish.GO_ON:
+            yield from batch.show(step)
+        if wanted is Wish.STOP:
             return
         batch.compact()
         batch.advance()
@@ -103,11 +129,13 @@ class _Batch:
         self.live_b = np.ones(len(prompts), dtype=bool)
         self._limit_b = np.array([prompt.max_new_tokens for prompt in prompts])
         self._seed_b = np.array([prompt.seed for prompt in prompts], dtype=np.uint64)
+        self._drawn_b = np.array([prompt.drawn for prompt in prompts], dtype=np.uint64)
         self._temperature_b = self._tensor([prompt.temperature for prompt in prompts])
         longest = int(self._limit_b.max())
         # By index, not by row: what was sampled stays when its row is gone.
         self._tokens = np.zeros((len(prompts), longest), dtype=np.int64)
         self._logprobs = np.zeros((len(prompts), longest), dtype=np.float32)
+        self._shown = [0] * len(prompts)
         self._last_token_b = self._tensor([0] * len(prompts))
         self._prefill([prompt.token_ids for prompt in prompts])
 
@@ -147,7 +175,7 @@ class _Batch:
 
     def draw(self, step: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Draw the next token of every row, and its log-probability."""
-        uniform_b = self._tensor(uniforms(self._seed_b, step))
+        uniform_b = self._tensor(uniforms(self._seed_b, self._drawn_b + np.uint64(step)))
         rows = max(1, _CHUNK_ELEMENTS // self._logits_bv.shape[-1])
         drawn = [
             _draw(*parts)
@@ -169,7 +197,7 @@ class _Batch:
         logprob_b: NDArray[np.float32],
         eos_id: int,
         aborted: Callable[[int], bool],
-    ) -> Iterator[Finished]:
+    ) -> Iterator[Piece]:
         """Keep what was drawn, and yield the sequences that are over with it."""
         if not np.isfinite(logprob_b[self.live_b]).all():
             raise NotANumberError("the model gave a log-probability that is not a number")
@@ -182,13 +210,21 @@ class _Batch:
             gone = aborted(index)
             if over_b[row] or gone:
                 self.live_b[row] = False
-                yield Finished(
-                    index=index,
-                    token_ids=self._tokens[index, : step + 1].tolist(),
-                    logprobs=self._logprobs[index, : step + 1].tolist(),
-                    stopped=bool(stopped_b[row]),
-                    aborted=gone,
+                yield self._piece(
+                    index, step, over=True, stopped=bool(stopped_b[row]), aborted=gone
                 )
+
+    def show(self, step: int) -> Iterator[Piece]:
+        """Yield what every sequence that goes on has grown by."""
+        for row in np.flatnonzero(self.live_b):
+            yield self._piece(int(self.index_b[row]), step, over=False)
+
+    def _piece(self, index: int, step: int, **how: bool) -> Piece:
+        new = slice(self._shown[index], step + 1)
+        self._shown[index] = step + 1
+        return Piece(
+            index, self._tokens[index, new].tolist(), self._logprobs[index, new].tolist(), **how
+        )
 
     def compact(self) -> None:
         """Let the rows that are over leave, if they are half of the batch."""
@@ -199,6 +235,7 @@ class _Batch:
         self.live_b = self.live_b[kept_b]
         self._limit_b = self._limit_b[kept_b]
         self._seed_b = self._seed_b[kept_b]
+        self._drawn_b = self._drawn_b[kept_b]
         row_b = self._tensor(kept_b)
         self._temperature_b = self._temperature_b[row_b]
         self._last_token_b = self._last_token_b[row_b]

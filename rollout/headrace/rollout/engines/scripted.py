@@ -1,7 +1,8 @@
 """An engine without a model: lengths, latencies and failures by seed.
 
 For tests and for trying a set-up. Imports no torch; of weights it reads the manifest only.
-Every outcome is a function of (seed, uid, session, attempt).
+Every outcome is a function of (seed, uid, session, attempt), and of how long what it goes on behind
+is. A response grows while time passes.
 """
 
 from __future__ import annotations
@@ -12,11 +13,16 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from headrace.config.rollout import ScriptedEngine as ScriptedEngineConfig
 from headrace.rollout.engines.base import EngineError, EngineStatus, Sample, SampleRequest
 from headrace.rollout.engines.weights import confirm_manifest
-from headrace.v1 import prompt_pb2, trajectory_pb2
+from headrace.v1 import prompt_pb2
+from headrace.v1.trajectory_pb2 import FINISH_REASON_LENGTH, FINISH_REASON_STOP
+
+_TICK_S: Final = 0.05
+"""How often a response grows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +33,7 @@ class Script:
     fails: bool
     hangs: bool
     token_ids: list[int]
+    """Those that follow what it goes on behind."""
     logprobs: list[float]
     stops: bool
 
@@ -36,17 +43,20 @@ def script(
 ) -> Script:
     """Write down what becomes of a sequence.
 
-    Latency is exponential, length uniform from `min_tokens` to what is left of the request's
-    limit; a sequence
-    shorter than that ends with the stop token.
+    Latency is exponential, and so much per token. The length is uniform from `min_tokens` to the
+    request's limit; a sequence shorter than that ends with the stop token. One that goes on behind
+    a prefix is as long as those are that have not stopped within it: interrupted or not, lengths
+    come as often.
     """
     draw = random.Random(request.seed(config.seed))
     latency_s = -math.log(1 - draw.random()) * config.mean_latency_s
     fails = draw.random() < config.failure_rate
     hangs = draw.random() < config.hang_rate
-    limit = request.max_response_length - len(request.response.token_ids)
-    length = draw.randint(min(config.min_tokens, limit), limit)
+    limit, begun_with = request.max_response_length, len(request.response.token_ids)
+    length = draw.randint(max(min(config.min_tokens, limit), begun_with + 1), limit)
     stops = length < limit
+    length -= begun_with
+    latency_s += length * config.token_latency_s
     token_ids = [_other_than(eos_id, draw.randrange(vocab_size - 1)) for _ in range(length)]
     if stops:
         token_ids[-1] = eos_id
@@ -65,6 +75,7 @@ class ScriptedEngine:
         config: The engine's section.
         vocab_size: Token ids are below this; at least 2.
         eos_id: The token that ends a response.
+        partial: Whether new weights take over in the middle of sequences.
         sleep: How time passes.
 
     """
@@ -77,9 +88,11 @@ class ScriptedEngine:
         *,
         vocab_size: int,
         eos_id: int,
+        partial: bool = False,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._config = config
+        self._partial = partial
         self._vocab_size = vocab_size
         self._eos_id = eos_id
         self._sleep = sleep
@@ -87,6 +100,7 @@ class ScriptedEngine:
         self._weights: prompt_pb2.WeightsId | None = None
         self._playing: set[asyncio.Future[Sample]] = set()
         self._generated = 0
+        self._aborted = 0
 
     async def start(self) -> None:
         """Do nothing: there is nothing to get ready."""
@@ -123,13 +137,31 @@ class ScriptedEngine:
         """Do nothing: it cannot be lost without the worker."""
 
     def status(self) -> EngineStatus:
-        """Say what was done so far. An aborted sequence has no tokens yet."""
-        return EngineStatus(self._generated, 0)
+        """Say what was done so far."""
+        return EngineStatus(self._generated, self._aborted)
 
     async def _play(self, request: SampleRequest, weights: prompt_pb2.WeightsId) -> Sample:
         script_ = script(self._config, request, vocab_size=self._vocab_size, eos_id=self._eos_id)
-        if script_.latency_s:
-            await self._sleep(script_.latency_s)
+        length, begun_with = len(script_.token_ids), len(request.response.token_ids)
+        ticks = max(1, min(length, math.ceil(script_.latency_s / _TICK_S)))
+        try:
+            for tick in range(ticks):
+                if script_.latency_s:
+                    await self._sleep(script_.latency_s / ticks)
+                if tick == ticks - 1:
+                    await self._fail_or_hang(script_, request)
+                if self._partial:
+                    weights = self._weights or weights
+                new = slice(tick * length // ticks, (tick + 1) * length // ticks)
+                request.response.extend(script_.token_ids[new], script_.logprobs[new], weights)
+                self._generated += new.stop - new.start
+        except BaseException:
+            self._aborted += len(request.response.token_ids) - begun_with
+            raise
+        reason = FINISH_REASON_STOP if script_.stops else FINISH_REASON_LENGTH
+        return Sample(request.response, reason)
+
+    async def _fail_or_hang(self, script_: Script, request: SampleRequest) -> None:
         if self._failing_file is not None and self._failing_file.exists():
             raise EngineError(f"scripted: {self._failing_file} is there")
         if script_.fails:
@@ -139,11 +171,3 @@ class ScriptedEngine:
             )
         if script_.hangs:
             await asyncio.get_running_loop().create_future()
-        self._generated += len(script_.token_ids)
-        request.response.extend(script_.token_ids, script_.logprobs, weights)
-        return Sample(
-            request.response,
-            trajectory_pb2.FINISH_REASON_STOP
-            if script_.stops
-            else trajectory_pb2.FINISH_REASON_LENGTH,
-        )

@@ -1,8 +1,9 @@
 """The engine in the worker's own process: transformers, torch, batches of what is waiting.
 
 One thread owns the model. It samples a batch, and takes new weights only between two of them,
-so that a batch is made by one version from beginning to end. Reading and checking files
-happens beside it.
+so that a batch is made by one version from beginning to end. With `partial` new weights end the
+batch under way between two tokens, and what is unfinished goes on in the next one, as a prompt that
+is so much longer. Reading and checking files happens beside it.
 """
 
 from __future__ import annotations
@@ -11,10 +12,10 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -26,13 +27,27 @@ from headrace.rollout.engines.base import EngineError, EngineStatus, Sample, Sam
 from headrace.rollout.engines.model import build_model, read_state, replace_state, score
 from headrace.rollout.engines.probe import Probe, ProbeError
 from headrace.rollout.engines.weights import confirm
-from headrace.v1 import prompt_pb2, trajectory_pb2
+from headrace.v1 import prompt_pb2
+from headrace.v1.trajectory_pb2 import FINISH_REASON_LENGTH, FINISH_REASON_STOP
 
 _FLUSH_S: Final = 0.25
-"""How long sequences that are done may wait for others of their batch: a short batch is handed
-over at once, a long one as it goes."""
+"""How often tokens and sequences that are done are handed over: a short batch at once, a long one
+as it goes."""
 
-_Waiting = tuple[SampleRequest, "asyncio.Future[Sample]"]
+
+class _Waiting(NamedTuple):
+    """A sequence that is waiting for a batch, or in one."""
+
+    request: SampleRequest
+    future: asyncio.Future[Sample]
+    begun_with: int
+    """Tokens that were in its response before this engine got it."""
+
+    @property
+    def sampled_count(self) -> int:
+        """Tokens that this engine has sampled."""
+        return len(self.request.response.token_ids) - self.begun_with
+
 
 log = get_logger()
 
@@ -45,6 +60,7 @@ class TorchEngine:
         eos_id: The token that ends a response.
         seed: What a sequence draws is a function of (seed, uid, session, attempt); which tokens
             come of it depends on the weights, too.
+        partial: Whether new weights take over in the middle of sequences.
         batch_ended: Told how many seconds each batch took.
 
     """
@@ -57,9 +73,12 @@ class TorchEngine:
         *,
         eos_id: int,
         seed: int,
+        partial: bool = False,
         batch_ended: Callable[[float], None] = lambda _: None,
     ) -> None:
         self._config = config
+        self._partial = partial
+        self._swap_waits = False
         self._batch_ended = batch_ended
         self._eos_id = eos_id
         self._seed = seed
@@ -99,7 +118,7 @@ class TorchEngine:
         return EngineStatus(self._generated, self._aborted, self._probe_gap)
 
     async def load(self, weights: prompt_pb2.PublishedWeights) -> None:
-        """Read and check beside the batches, swap between two of them.
+        """Read and check beside the batches, swap between two of them, or two tokens of one.
 
         Raises:
             EngineError: The weights are not what was published, do not fit the model, or give
@@ -110,12 +129,14 @@ class TorchEngine:
         wanted = await asyncio.to_thread(probe.read, directory)
         state = await asyncio.to_thread(read_state, directory) if self._model is not None else None
         loop = asyncio.get_running_loop()
+        self._swap_waits = self._partial
         await loop.run_in_executor(self._thread, self._swap, directory, state, wanted, weights.id)
 
     def _swap(
         self, directory: Path, state: Any, wanted: Probe | None, weights: prompt_pb2.WeightsId
     ) -> None:
         """Take weights if they agree with the trainer. Runs on the engine's thread."""
+        self._swap_waits = False
         if state is None:
             model = build_model(directory, device=self._device, dtype=self._dtype)
             self._compare(model, wanted)
@@ -162,7 +183,8 @@ class TorchEngine:
                     )
                 )
             else:
-                self._waiting.append((request, future))
+                begun_with = len(request.response.token_ids)
+                self._waiting.append(_Waiting(request, future, begun_with))
         self._wake.set()
         return futures
 
@@ -179,45 +201,55 @@ class TorchEngine:
                 await loop.run_in_executor(self._thread, self._sample_batch, batch, loop)
             except Exception as error:  # whatever torch raises is these sequences' error
                 log.error("batch_failed", sequences=len(batch), error=repr(error), exc_info=True)
-                for _, future in batch:
-                    _settle(future, EngineError(_one_line(error)))
+                for each in batch:
+                    _settle(each.future, EngineError(_one_line(error)))
+            # What new weights have interrupted goes on with them, before anything else.
+            self._waiting.extendleft(each for each in reversed(batch) if not each.future.done())
             self._batch_ended(time.monotonic() - begun)
 
     def _take(self) -> list[_Waiting]:
         batch: list[_Waiting] = []
         while self._waiting and len(batch) < self._config.max_batch_sequences:
-            request, future = self._waiting.popleft()
-            if not future.done():
-                batch.append((request, future))
+            each = self._waiting.popleft()
+            if each.future.done():
+                self._aborted += each.sampled_count
+            else:
+                batch.append(each)
         return batch
 
     def _sample_batch(self, batch: list[_Waiting], loop: asyncio.AbstractEventLoop) -> None:
         """Run on the engine's thread, hand results to the loop's."""
         weights = self._weights
         assert weights is not None
-        prompts = [self._prompt(request) for request, _ in batch]
-        futures = [future for _, future in batch]
-        done: list[tuple[asyncio.Future[Sample], Sample]] = []
-        flushed = time.monotonic()
-        finished: Iterable[sampler.Finished] = sampler.sample(
+        growth = _Growth(
+            lambda pieces: loop.call_soon_threadsafe(self._grow, batch, pieces, weights),
+            stops=lambda: self._swap_waits,
+        )
+        pieces = sampler.sample(
             self._model,
-            prompts,
+            [self._prompt(each.request) for each in batch],
             eos_id=self._eos_id,
             # Reading a future's state is safe on any thread.
-            aborted=lambda index: self._closing or futures[index].cancelled(),
+            aborted=lambda index: self._closing or batch[index].future.cancelled(),
+            wish=growth.wish,
         )
-        for sequence in finished:
-            self._generated += len(sequence.token_ids)
-            if sequence.aborted:
-                self._aborted += len(sequence.token_ids)
-                continue
-            request, future = batch[sequence.index]
-            request.response.extend(sequence.token_ids, sequence.logprobs, weights)
-            done.append((future, Sample(request.response, _finish_reason(sequence))))
-            if time.monotonic() - flushed > _FLUSH_S:
-                loop.call_soon_threadsafe(_settle_all, done)
-                done, flushed = [], time.monotonic()
-        loop.call_soon_threadsafe(_settle_all, done)
+        for piece in pieces:
+            growth.add(piece)
+        growth.hand_over()
+
+    def _grow(
+        self, batch: list[_Waiting], pieces: list[sampler.Piece], weights: prompt_pb2.WeightsId
+    ) -> None:
+        """Take what has been sampled. Runs on the loop's thread, in one turn per hand-over."""
+        for piece in pieces:
+            each = batch[piece.index]
+            each.request.response.extend(piece.token_ids, piece.logprobs, weights)
+            self._generated += len(piece.token_ids)
+            if piece.aborted:
+                self._aborted += each.sampled_count
+            elif piece.over:
+                reason = FINISH_REASON_STOP if piece.stopped else FINISH_REASON_LENGTH
+                _settle(each.future, Sample(each.request.response, reason))
 
     def _prompt(self, request: SampleRequest) -> sampler.Prompt:
         return sampler.Prompt(
@@ -225,18 +257,45 @@ class TorchEngine:
             temperature=request.temperature,
             max_new_tokens=request.max_response_length - len(request.response.token_ids),
             seed=request.seed(self._seed),
+            drawn=len(request.response.token_ids),
         )
 
 
-def _finish_reason(sequence: sampler.Finished) -> trajectory_pb2.FinishReason.ValueType:
-    if sequence.stopped:
-        return trajectory_pb2.FINISH_REASON_STOP
-    return trajectory_pb2.FINISH_REASON_LENGTH
+class _Growth:
+    """Pieces on their way from the engine's thread to the loop's, a few times a second.
 
+    Args:
+        deliver: Takes them, in order.
+        stops: Whether the batch is to end.
 
-def _settle_all(done: Iterable[tuple[asyncio.Future[Sample], Sample]]) -> None:
-    for future, sample in done:
-        _settle(future, sample)
+    """
+
+    def __init__(
+        self, deliver: Callable[[list[sampler.Piece]], object], *, stops: Callable[[], bool]
+    ) -> None:
+        self._deliver = deliver
+        self._stops = stops
+        self._pieces: list[sampler.Piece] = []
+        self._delivered = time.monotonic()
+        self._shown = False
+
+    def add(self, piece: sampler.Piece) -> None:
+        """Take a piece."""
+        self._pieces.append(piece)
+
+    def wish(self) -> sampler.Wish:
+        """Say what is wanted of the batch now; hand over what was wanted at the last step."""
+        if self._shown:
+            self.hand_over()
+        if self._stops():
+            return sampler.Wish.STOP
+        self._shown = time.monotonic() - self._delivered > _FLUSH_S
+        return sampler.Wish.SHOW if self._shown else sampler.Wish.GO_ON
+
+    def hand_over(self) -> None:
+        """Hand over all that is there."""
+        self._deliver(self._pieces)
+        self._pieces, self._delivered = [], time.monotonic()
 
 
 def _settle(future: asyncio.Future[Sample], outcome: Sample | EngineError) -> None:
