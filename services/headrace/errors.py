@@ -204,6 +204,20 @@ class PromptUnknownError(WireError):
     reason = "PROMPT_UNKNOWN"
 
 
+class WorkerUnknownError(WireError):
+    """No such worker was heard of lately."""
+
+    code = StatusCode.NOT_FOUND
+    reason = "WORKER_UNKNOWN"
+
+
+class PromptInUseError(WireError):
+    """A prompt is finished, sampled or trained: it cannot be dropped by name."""
+
+    code = StatusCode.FAILED_PRECONDITION
+    reason = "PROMPT_IN_USE"
+
+
 class TokenRefusedError(WireError):
     """The call carries no token, or not the server's."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -18,6 +19,10 @@ from replay_server import Replay, replay_server
 from headrace.config.config import Config
 from headrace.config.load import dump_config
 from headrace.config.rundir import RunDirectory
+from headrace.config.services import EndpointsConfig
+from headrace.v1 import prompt_pb2
+from headrace.v1 import replay_pb2 as pb
+from headrace.weights.directory import write
 
 
 @dataclass(frozen=True)
@@ -127,3 +132,84 @@ async def test_a_worker_is_sent_home(replay: Replay, tmp_path: Path) -> None:
     for refused in (unknown, no_worker):
         assert refused.code == 2
         assert "is running; there are: worker-3" in refused.err
+
+
+async def publish(replay: Replay, root: Path) -> None:
+    """Publish weights that a worker can load: it leases nothing without, and nobody hears of it."""
+    trainer = await replay.stub.RegisterTrainer(pb.RegisterTrainerRequest(trainer_id="t"))
+    directory, checksum = write(
+        root, run_id="", lineage=trainer.lineage, version=0, write_files=lambda _: None
+    )
+    weights = prompt_pb2.PublishedWeights(
+        id=replay.weights(0), uri=str(directory), checksum=checksum
+    )
+    await replay.stub.PublishWeights(
+        pb.PublishWeightsRequest(incarnation=trainer.incarnation, weights=weights)
+    )
+
+
+async def test_a_worker_is_sent_home_through_the_replay_buffer(tmp_path: Path) -> None:
+    async with (
+        replay_server(tmp_path / "journal", settings()) as replay,
+        started("rollout", make_config(tmp_path, replay.target), tmp_path, "worker-3") as worker,
+        started("rollout", make_config(tmp_path, replay.target), tmp_path, "worker-4") as other,
+    ):
+        at = ("--replay", replay.target)
+        await publish(replay, tmp_path / "weights")
+        async with asyncio.timeout(60):
+            while len(replay.buffer.workers.live()) < 2:  # noqa: ASYNC110 (no event for it)
+                await asyncio.sleep(0.05)
+        unknown = await headrace("drain", "worker-9", *at)
+
+        answer = await headrace("drain", "worker-3", *at)
+
+        assert (answer.code, answer.err) == (0, "")
+        assert answer.out.startswith("worker-3 goes home")
+        assert await worker.exit_code() == 0
+        assert other.process.returncode is None
+    assert unknown.code == 2
+    assert re.search(
+        r"no worker 'worker-9' was heard of lately; there are: worker-3-\d+-\w{6}, worker-4-",
+        unknown.err,
+    )
+
+
+async def test_a_name_that_several_workers_have_is_not_enough(replay: Replay) -> None:
+    for worker in ("worker-0-1-aaaaaa", "worker-0-1-bbbbbb"):
+        await replay.lease(1, worker=worker)
+
+    by_name = await headrace("drain", "worker-0", "--replay", replay.target)
+    by_id = await headrace("drain", "worker-0-1-bbbbbb", "--replay", replay.target)
+
+    assert (by_name.code, by_id.code) == (2, 0)
+    assert "give one of worker-0-1-aaaaaa, worker-0-1-bbbbbb" in by_name.err
+    assert replay.buffer.workers.goes_home("worker-0-1-bbbbbb")
+    assert not replay.buffer.workers.goes_home("worker-0-1-aaaaaa")
+
+
+async def test_the_coordinator_is_asked_where_the_replay_buffer_says_it_is(
+    replay: Replay, tmp_path: Path
+) -> None:
+    at = ("--replay", replay.target)
+    unknown = await headrace("checkpoints", *at)
+    config = make_config(tmp_path, replay.target)
+    async with started("checkpoint", config, tmp_path, "checkpoint") as coordinator:
+        endpoints = EndpointsConfig(checkpoint=await coordinator.address())
+        replay.buffer.peers.take(endpoints)
+
+        answer = await headrace("checkpoints", *at)
+
+    assert (answer.code, answer.out) == (0, "no checkpoints\n"), answer.err
+    assert unknown.code == 2
+    assert "does not know where the checkpoint coordinator listens" in unknown.err
+    both = await headrace("checkpoints", "--storage", "here", *at)
+    assert "--storage and --replay both say" in both.err
+
+
+async def test_a_snapshot_needs_a_trainer_that_the_replay_buffer_knows_of(replay: Replay) -> None:
+    answer = await headrace("snapshot", "--replay", replay.target)
+
+    assert answer.code == 2
+    assert answer.err.startswith(
+        f"error: the replay buffer at {replay.target} does not know where the trainer listens"
+    )

@@ -117,6 +117,23 @@ async def test_a_run_that_is_over_answers_from_its_journal(tmp_path: Path) -> No
     assert {file: file.read_bytes() for file in (tmp_path / "journal").iterdir()} == before
 
 
+async def test_a_process_that_nobody_has_stopped_is_said_to_be_gone(tmp_path: Path) -> None:
+    async with replay_server(tmp_path / "journal", settings()) as replay:
+        await play(replay)
+    dead = await asyncio.create_subprocess_exec("true")
+    await dead.wait()
+    announced = json.dumps({"address": "127.0.0.1:1", "pid": dead.pid})
+    run_directory(tmp_path).endpoint_file("replay").write_text(announced)
+
+    status = await headrace("status", "--run", str(tmp_path))
+
+    assert status.err == (
+        f"the replay buffer of {tmp_path} is not running (its process {dead.pid} is gone); "
+        "read from its journal\n"
+    )
+    assert "fed 12" in status.out
+
+
 async def test_another_runs_replay_buffer_on_the_port_is_not_taken_for_this_runs(
     tmp_path: Path,
 ) -> None:

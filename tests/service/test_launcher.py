@@ -18,10 +18,12 @@ from typing import Any
 import pytest
 from small_children import Run
 
+from headrace.cli.death import cause_of
 from headrace.cli.ending import Ending
 from headrace.cli.keeper import Part, Ports
 from headrace.cli.launcher import Command
 from headrace.cli.lives import RestartBudget
+from headrace.cli.logtail import LogTail
 from headrace.cli.standing import Standing
 from headrace.config.services import LauncherConfig
 
@@ -75,13 +77,15 @@ async def test_a_killed_process_comes_back_on_the_same_ports(run: Run) -> None:
     first = supervisor.addresses.all["replay"]
     await until(lambda: run.history().count("replay started") == 2)
     await until(lambda: bool(announced(run, "replay")))
+    again = announced(run, "replay")
     await supervisor.stop(supervisor.names)
 
     assert supervisor.addresses.all["replay"] == first
     # A small child that is given no ports makes both of its process id.
     port = int(first.rpartition(":")[2])
-    assert announced(run, "replay")["metrics"] == f"127.0.0.1:{port + 1000}"
+    assert again["metrics"] == f"127.0.0.1:{port + 1000}"
     assert supervisor.restarts == {"replay": 1}
+    assert supervisor.deaths == {"replay": "died (killed by SIGKILL)"}
     assert run.reports == ["replay died (killed by SIGKILL); started again after 0.1 s"]
 
 
@@ -243,6 +247,40 @@ async def test_a_worker_that_was_sent_home_stays_there(run: Run) -> None:
 
     assert run.reports == ["worker-0 went home"]
     assert supervisor.restarts == {}
+
+
+async def test_who_is_gone_for_good_is_announced_no_more(run: Run) -> None:
+    supervisor = run.supervisor(
+        run.part("worker-0", "home", may_leave=True), run.part("replay", "serve")
+    )
+    supervisor.start()
+    await asyncio.wait_for(supervisor.addresses.known(["worker-0", "replay"]), 20)
+    await until(lambda: bool(run.reports))
+    await until(lambda: not announced(run, "worker-0"))
+    assert announced(run, "replay")["address"] == supervisor.addresses.all["replay"]
+
+    await supervisor.stop(supervisor.names)
+
+    assert not announced(run, "replay")
+
+
+async def test_a_death_is_told_with_what_the_process_said_of_it(run: Run) -> None:
+    supervisor = run.supervisor(run.part("store", "raises"))
+    supervisor.start()
+    await until(lambda: bool(run.reports))
+    await supervisor.stop(supervisor.names)
+
+    died = "died (exit code 1): OSError: [Errno 28] No space left on device"
+    assert run.reports[0] == f"store {died}; started again after 0.1 s"
+    assert supervisor.deaths == {"store": died}
+
+
+def test_a_full_disk_is_the_cause_when_nothing_can_be_logged(tmp_path: Path) -> None:
+    log = LogTail(tmp_path / "store.log")
+    log.path.write_text("error: an older one\n")
+
+    assert cause_of(log, free=lambda _folder: 4096) == f"the disk of {tmp_path} is full: make room"
+    assert cause_of(log) == "an older one"
 
 
 async def test_a_process_that_never_announces_itself_is_given_up(run: Run) -> None:

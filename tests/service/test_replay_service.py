@@ -335,6 +335,25 @@ async def test_events_are_watched_from_any_position_without_gaps(opened: OpenJou
         assert seen == [3, 4, 5, 6]
 
 
+async def test_a_worker_that_is_sent_home_is_told_with_its_next_calls(opened: OpenJournal) -> None:
+    async with replay_server(opened(), settings()) as replay:
+        await replay.begin()
+        await replay.feed()
+        leases = await replay.lease(2, worker="w")
+        other = pb.DrainWorkerRequest(worker_id="nobody")
+        with pytest.raises(grpc.aio.AioRpcError, match="no worker 'nobody' was heard of lately"):
+            await replay.stub.DrainWorker(other)
+        before = await replay.stub.RenewLeases(pb.RenewLeasesRequest(worker_id="w"))
+
+        answer = await replay.stub.DrainWorker(pb.DrainWorkerRequest(worker_id="w"))
+
+        assert answer.lease_count == len(leases) == 2
+        renewed = await replay.stub.RenewLeases(pb.RenewLeasesRequest(worker_id="w"))
+        assert (before.go_home, renewed.go_home) == (False, True)
+        assert await replay.lease(2, worker="w") == []
+        assert len(await replay.lease(2, worker="other")) == 2
+
+
 MUTATING: dict[str, Callable[[Replay, int], Any]] = {
     "OpenFeed": lambda r, i: r.stub.OpenFeed(pb.OpenFeedRequest(row_count=1000, fingerprint="f")),
     "EndFeed": lambda r, i: r.stub.EndFeed(pb.EndFeedRequest(ordinal_count=800)),
@@ -382,7 +401,9 @@ MUTATING: dict[str, Callable[[Replay, int], Any]] = {
     ),
     "PauseRun": lambda r, i: r.stub.PauseRun(pb.PauseRunRequest()),
     "ResumeRun": lambda r, i: r.stub.ResumeRun(pb.ResumeRunRequest()),
+    "DrainWorker": lambda r, i: r.stub.DrainWorker(pb.DrainWorkerRequest(worker_id="w")),
     "CloseCircuit": lambda r, i: r.stub.CloseCircuit(pb.CloseCircuitRequest()),
+    "DropPrompts": lambda r, i: r.stub.DropPrompts(pb.DropPromptsRequest(uids=["e0r11"])),
 }
 NOT_BY_ITSELF = {
     "LeasePrompts", "CommitStep", "EndRun", "BeginCut", "WriteCut", "EndCut", "BeginResume",

@@ -17,7 +17,8 @@ from replay_server import Replay, replay_server
 from headrace.config.data import StreamSource
 from headrace.errors import UsageError
 from headrace.feeder.sources.stream import StreamRows
-from headrace.feeder.supply import UNKNOWN_LENGTH, StreamSupply
+from headrace.feeder.supply import StreamSupply
+from headrace.replay.feeding import UNKNOWN_LENGTH
 from headrace.v1 import prompt_pb2
 from headrace.v1 import replay_pb2 as pb
 
@@ -193,6 +194,24 @@ async def test_a_stream_that_has_no_state_where_the_run_is_says_so(tmp_path: Pat
         async with living(replay.target, supply(), 1) as life:
             with pytest.raises(UsageError, match=r"numbers cannot go on at row 1: the run has no"):
                 await asyncio.wait_for(asyncio.shield(life.task), 20)
+
+
+async def test_that_nobody_knows_the_length_is_said_by_a_field_or_by_a_number(
+    tmp_path: Path,
+) -> None:
+    async with replay_server(tmp_path, RULES) as replay:
+        by_field = await replay.stub.OpenFeed(
+            pb.OpenFeedRequest(length_unknown=True, fingerprint="f")
+        )
+        position = replay.buffer.ledger.position
+        by_number = await replay.stub.OpenFeed(
+            pb.OpenFeedRequest(row_count=UNKNOWN_LENGTH, fingerprint="f")
+        )
+
+        assert by_field == by_number == pb.OpenFeedResponse(ordinal_count=2**39, total_steps=100)
+        assert replay.buffer.ledger.position == position
+        with pytest.raises(grpc.aio.AioRpcError, match="is not the one"):
+            await replay.stub.OpenFeed(pb.OpenFeedRequest(row_count=40, fingerprint="f"))
 
 
 async def test_the_end_of_the_feed_can_be_told_again(tmp_path: Path) -> None:

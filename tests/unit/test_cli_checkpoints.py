@@ -164,4 +164,4 @@ def test_only_a_live_run_can_be_saved(run: Path) -> None:
     result = headrace("snapshot", "--run", str(run))
 
     assert result.exit_code == 2
-    assert "no trainer is running" in result.stderr
+    assert result.stderr == f"error: {run}: the trainer is not running\n"

@@ -38,6 +38,14 @@ def lines(log: Path) -> list[str]:
     return [readable(line) for line in log.read_text().splitlines()]
 
 
+def test_a_full_disk_takes_the_diary_and_nothing_else(shown: io.StringIO) -> None:
+    diary = Diary(PlainDisplay(shown), Path("/dev/full"), run_id="r", clock=lambda: NOON)
+
+    diary.say("store died")
+
+    assert shown.getvalue() == "store died\n"
+
+
 def test_what_is_said_is_shown_and_kept(diary: Diary, log: Path, shown: io.StringIO) -> None:
     diary.say("store died (exit code 1); started again after 0.1 s")
 

@@ -10,9 +10,16 @@ import pytest
 from rich.console import Console
 
 from headrace.cli.display import checkpoint_in_words, one_line
-from headrace.cli.ending import DONE, USAGE, Ending
+from headrace.cli.ending import (
+    DONE,
+    INTERRUPTED,
+    NO_CHECKPOINT,
+    NOT_KEPT_ALIVE,
+    USAGE,
+    Ending,
+)
 from headrace.cli.live import panel
-from headrace.cli.local import unless_all_was_dropped
+from headrace.cli.local import unless_all_was_dropped, was_refused
 from headrace.cli.news import News
 from headrace.cli.plain import PlainDisplay
 from headrace.cli.summary import Summary
@@ -59,6 +66,7 @@ def view() -> View:
         process="trainer", uptime_s=190, waits=[wait], waited_s={"a batch": 120, "brief": 0.1}
     )
     found.restarts = {"store": 2}
+    found.deaths = {"store": "died (exit code 1): No space left on device"}
     found.warnings.append("store: warning rpc_ended")
     return found
 
@@ -81,7 +89,7 @@ def test_the_live_view_shows_all_that_matters(view: View) -> None:
         "400 per second, 4,000 in all, 100 wasted",
         "worker-0 v19 7 groups",
         "STALLED trainer: a batch (owner replay) for 6:40",
-        "store 2",
+        "store 2, the last: died (exit code 1): No space left on device",
         "store: warning rpc_ended",
     ):
         assert expected in text
@@ -175,21 +183,60 @@ def test_the_summary_says_what_became_of_everything(view: View, tmp_path: Path) 
 
     lines = {line[:13].strip(): line[15:] for line in text.splitlines()}
     assert lines == {
-        "steps": "20 of 40 in 3:20",
+        "steps": "20 of 40",
         "reward": "0.275 → 0.775 (means over the first and last 10 steps)",
         "prompts": "fed 100 = 1 pending + 20 running + 9 finished + 60 trained + 10 dropped "
         "(8 stale, 2 too_long)",
         "balance": "holds: every prompt is accounted for",
-        "tokens": "4,000 sampled, 100 of them wasted, 1,000 trained on (prompts included), "
-        "20 sampled per second",
+        "trained on": "1,000 tokens (prompts included)",
         "staleness": "1.50 versions old on average, 3 at most",
         "regenerated": "failed 5, expired 3",
+        "time": "3:20 for 20 steps",
+        "sampled": "4,000 tokens, 100 of them wasted, 20 per second",
         "waited": "trainer (of 3:10): a batch 2:00",
-        "restarts": "store 2",
+        "restarts": "store 2, the last: died (exit code 1): No space left on device",
         "run directory": str(tmp_path),
         "curves": f"tensorboard --logdir {tmp_path}/tensorboard",
         "questions": f"headrace audit --run {tmp_path}",
     }
+
+
+def test_a_start_that_went_on_is_told_apart_from_the_whole_run(view: View, tmp_path: Path) -> None:
+    summary = Summary(
+        view,
+        pb.AuditResponse(ok=True, counts=COUNTS),
+        RunDirectory(tmp_path),
+        tensorboard=False,
+        began_before=True,
+        resumed=[resumed(step=13), resumed(step=18)],
+    )
+
+    whole, this_start, places = summary.text().plain.split("\n\n")
+
+    assert whole.startswith("the whole run\nsteps        20 of 40\n")
+    assert "balance" in whole
+    assert "trained on   1,000 tokens" in whole
+    assert this_start.startswith("this start\ntime      3:20 for 7 steps\nsampled   4,000 tokens")
+    assert "restarts" in this_start
+    assert this_start.count("resumed from step") == 2
+    assert places.startswith("run directory")
+
+
+def summary_of(view: View, directory: Path, *, began_before: bool = False) -> Summary:
+    run = RunDirectory(directory)
+    return Summary(view, None, run, tensorboard=False, began_before=began_before)
+
+
+def test_a_start_that_was_refused_is_not_summed_up(view: View, tmp_path: Path) -> None:
+    unknown = View("sort", begun=0.0, now=0.0)
+    fresh = summary_of(unknown, tmp_path)
+    went_on, done = summary_of(view, tmp_path, began_before=True), summary_of(view, tmp_path)
+
+    assert was_refused(Ending(USAGE, ("a file is missing",)), fresh)
+    assert was_refused(Ending(NOT_KEPT_ALIVE, ("replay died",)), fresh)
+    assert was_refused(Ending(NO_CHECKPOINT, ("all are damaged",)), went_on)
+    assert not was_refused(Ending(INTERRUPTED), went_on)
+    assert not was_refused(Ending(USAGE, ("a worker's GPU is gone",)), done)
 
 
 def test_the_summary_of_a_run_that_never_began_can_be_read(tmp_path: Path) -> None:
@@ -346,6 +393,16 @@ def test_the_end_is_told_as_it_goes(view: View) -> None:
         "stopping: the trainer is at step 12",
         "saving step 12",
     ]
+
+
+def test_who_is_at_home_or_gone_already_is_not_being_stopped(view: View) -> None:
+    view.stopping = True
+    view.leaving = ("worker-0", "worker-1")
+    view.kept = frozenset({"worker-0", "replay"})
+    assert one_line(view).startswith("stopping worker-0  ")
+
+    view.kept = frozenset({"replay"})
+    assert one_line(view).startswith("stopping  ")
 
 
 def test_steps_of_a_run_that_went_back_are_those_of_the_last_time(tmp_path: Path) -> None:

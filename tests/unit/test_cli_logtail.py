@@ -49,6 +49,32 @@ def test_only_what_was_written_in_this_life_counts(tmp_path: Path) -> None:
     assert tail.last_lines(5) == ["hello", "error: one thing", "error: another"]
 
 
+def test_what_a_process_died_of_is_what_it_said_last_of_an_error(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    tail = LogTail(log)
+    said = {
+        "": line("info", "ready"),
+        "balance_broken violations=1": line("error", "balance_broken", violations=1),
+        "no such data set": "error: no such data set",
+        "KeyError: 'x'": "Traceback (most recent call last):\n  raise Error\nKeyError: 'x'",
+        "redis.exceptions.ConnectionError: gone": (
+            "  | ExceptionGroup: unhandled errors in a TaskGroup (1 sub-exception)\n"
+            "  +-+---------------- 1 ----------------\n"
+            "    | Traceback (most recent call last):\n"
+            "    |     raise ConnectionError\n"
+            "    | redis.exceptions.ConnectionError: gone\n"
+            "    +------------------------------------"
+        ),
+    }
+    for expected, lines in said.items():
+        with log.open("a") as file:
+            file.write(f"{lines}\n")
+        assert tail.last_error() == expected
+    with log.open("a") as file:
+        file.write(line("warning", "stalled") + "\n")
+    assert tail.last_error() == "redis.exceptions.ConnectionError: gone"
+
+
 def test_a_log_that_is_not_there_is_empty(tmp_path: Path) -> None:
     assert LogTail(tmp_path / "no").last_lines(3) == []
     assert LogTail(tmp_path / "no").new_warnings() == []

@@ -40,6 +40,14 @@ def test_a_runs_directory_has_its_name(tmp_path: Path) -> None:
     assert named.run.run_id == "my-run"
 
 
+def test_a_full_disk_is_a_line_for_the_user(tmp_path: Path) -> None:
+    named, directory = make_run_directory(config(), below=tmp_path)
+    directory.config_file.with_suffix(".new").symlink_to("/dev/full")
+
+    with pytest.raises(UsageError, match=r"config\.new cannot be written: No space left on device"):
+        write_config(named, directory)
+
+
 def test_the_same_configuration_leads_to_the_same_directory(tmp_path: Path) -> None:
     one = make_run_directory(config(), below=tmp_path)
     other = make_run_directory(config(), below=tmp_path)

@@ -6,11 +6,11 @@ import pytest
 from ledger_world import World, settings
 
 from headrace.errors import FeedNotOpenError, InvalidFieldError
-from headrace.feeder.supply import UNKNOWN_LENGTH
 from headrace.replay import feeding
 from headrace.replay.audit import audit
 from headrace.replay.base import from_base, to_base
 from headrace.replay.events import name_of
+from headrace.replay.feeding import UNKNOWN_LENGTH
 from headrace.replay.ledger import HAND_FED_ORDINAL, Ledger
 from headrace.v1 import feeder_pb2, journal_pb2, prompt_pb2, replay_pb2
 

@@ -37,6 +37,7 @@ class Leases:
         most_per_call: So that the answer fits into a message.
         wait_s: How long one call waits for work. A worker that goes home waits for the answer.
         accept: Takes leases, with the weights that they were asked for with; never fails.
+        go_home: Called when the ledger says that the worker is to end.
         pause: Between failures.
         changes: Notified when room, weights or anything else may have changed.
 
@@ -51,6 +52,7 @@ class Leases:
         most_per_call: int,
         wait_s: float,
         accept: Callable[[Sequence[prompt_pb2.Lease], prompt_pb2.WeightsId], None],
+        go_home: Callable[[], None],
         replay: Peer,
         stub: replay_pb2_grpc.ReplayBufferServiceAsyncStub,
         pause: Pause,
@@ -68,6 +70,7 @@ class Leases:
         self._most_per_call = most_per_call
         self._wait_s = wait_s
         self._accept = accept
+        self._go_home = go_home
         self._replay = replay
         self._stub = stub
         self._pause = pause
@@ -141,4 +144,6 @@ class Leases:
             return
         self.ended = self.ended or answer.ended
         self.blocked_by = answer.blocked_by
+        if answer.go_home:
+            self._go_home()
         self._accept(answer.leases, weights.id)

@@ -132,6 +132,7 @@ class Worker:
             most_per_call=settings.max_leases_per_call,
             wait_s=settings.lease_wait_s,
             accept=self._accept,
+            go_home=stopping.set,
             replay=polls,
             stub=replay_stub,
             pause=self._pause,
@@ -279,6 +280,8 @@ class Worker:
             except REFUSALS as error:
                 log.warning("leases_not_renewed", error=str(error))
                 continue
+            if answer.go_home:
+                self._stopping.set()
             self._lease_s = answer.expires_in_s or self._lease_s
             for life, status in zip(lives, answer.statuses, strict=True):
                 if status == replay_pb2.LEASE_STATUS_LOST:

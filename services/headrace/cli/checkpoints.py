@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headrace.cli.look import JsonOption, RunOption
+from headrace.cli.arguments import CaOption, TokenFileOption
+from headrace.cli.look import JsonOption, ReplayOption, RunOption
 
 if TYPE_CHECKING:
     from headrace.checkpoint.directory import CheckpointDirectory, Found
+    from headrace.rpc.security import Security
     from headrace.v1.checkpoint_pb2 import ListCheckpointsResponse
 
 DAMAGED = 1
@@ -35,6 +37,9 @@ def checkpoints(
     context: typer.Context,
     run: RunOption = None,
     storage: StorageOption = None,
+    replay: ReplayOption = None,
+    token_file: TokenFileOption = None,
+    ca: CaOption = None,
     json: JsonOption = False,
 ) -> None:
     """List checkpoints: newest first, those that a resume left behind last.
@@ -46,9 +51,14 @@ def checkpoints(
     if context.invoked_subcommand is not None:
         return
     from headrace.cli.checkpoint_tables import checkpoints_table
+    from headrace.cli.find import tool_security
     from headrace.cli.look import print_answer
 
-    answer = _listed(run, storage)
+    security = tool_security(replay, token_file, ca)
+    if replay is not None:
+        answer = _asked_through(run, storage, replay, security)
+    else:
+        answer = _listed(run, storage)
     print_answer(answer, checkpoints_table(answer.checkpoints), as_json=json)
 
 
@@ -119,6 +129,23 @@ def _listed(run: Path | None, url: str | None) -> ListCheckpointsResponse:
     except OSError as error:
         raise UsageError(f"{directory.storage.url} cannot be read: {error}") from error
     return ListCheckpointsResponse(checkpoints=found)
+
+
+def _asked_through(
+    run: Path | None, storage: str | None, replay: str, security: Security
+) -> ListCheckpointsResponse:
+    """Ask the coordinator that a replay buffer knows of."""
+    from headrace.cli.places import Places
+    from headrace.client.checkpoints import list_checkpoints
+    from headrace.errors import UsageError
+    from headrace.rpc.channel import open_sync_channel
+    from headrace.v1.checkpoint_pb2 import ListCheckpointsResponse
+
+    if storage is not None:
+        raise UsageError("--storage and --replay both say where the checkpoints are: give one")
+    places = Places.find(run, replay, security)
+    with open_sync_channel(places.find_process("checkpoint"), security) as channel:
+        return ListCheckpointsResponse(checkpoints=list_checkpoints(channel, verify=False))
 
 
 def _asked(run: Path | None) -> ListCheckpointsResponse | None:

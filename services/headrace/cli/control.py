@@ -15,8 +15,13 @@ if TYPE_CHECKING:
 
 
 def drain(
-    worker: Annotated[str, typer.Argument(help="The worker's name, such as worker-0.")],
+    worker: Annotated[
+        str, typer.Argument(help="The worker, as `headrace status` names it: worker-0.")
+    ],
     run: RunOption = None,
+    replay: ReplayOption = None,
+    token_file: TokenFileOption = None,
+    ca: CaOption = None,
 ) -> None:
     """Send a worker home: it leases nothing more, hands back what is unfinished, and ends.
 
@@ -24,9 +29,12 @@ def drain(
 
     Example: `headrace drain worker-1`
     """
+    from headrace.cli.find import tool_security
+    from headrace.cli.places import Places
     from headrace.cli.sending import send_home
 
-    groups = send_home(worker, run)
+    places = Places.find(run, replay, tool_security(replay, token_file, ca))
+    groups = send_home(worker, places)
     typer.echo(f"{worker} goes home; of its {groups} groups it hands back what is unfinished")
 
 

@@ -5,6 +5,7 @@ JSON, one object per line, as `headrace.log` writes it. Knows nothing of what is
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from datetime import datetime
@@ -78,5 +79,6 @@ class Diary:
             "process": LAUNCHER,
             "run_id": self._run_id,
         }
-        with self._file.open("a", encoding="utf-8") as file:
+        # A full disk must not end the run: what cannot be kept was still shown.
+        with contextlib.suppress(OSError), self._file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")

@@ -53,7 +53,8 @@ def _leave_in_words(view: View) -> str:
             return f"saving step {view.saving_step}"
         if view.trainer is not None and view.trainer.phase in STEPPING:
             return f"stopping: the trainer is at step {view.trainer.step}"
-    return f"stopping {', '.join(view.leaving)}".rstrip()
+    there = (name for name in view.leaving if name in view.kept)  # else it is at home, or gone
+    return f"stopping {', '.join(there)}".rstrip()
 
 
 def checkpoint_in_words(view: View) -> str:

@@ -6,7 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.client import finding
-from headrace.client.finding import DirectoryLedger, announced_address, listens
+from headrace.client.finding import (
+    DirectoryLedger,
+    absence_in_words,
+    announced_address,
+    listens,
+)
 from headrace.client.ledger import LiveLedger
 from headrace.client.queries import Queries
 from headrace.client.wire import WireLedger, ask_replay
@@ -105,7 +110,8 @@ def find_run(run: Path | None, replay: str | None, security: Security) -> Found:
     live = ledger.live()
     if live is not None:
         return Found(Queries(live), directory, security, "")
-    remark = f"the replay buffer of {directory.path} is not running; read from its journal"
+    absent = absence_in_words(directory, "replay")
+    remark = f"the replay buffer of {directory.path} {absent}; read from its journal"
     return Found(Queries(ledger.journal()), directory, security, remark)
 
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeAlias
 
 from headrace.cli.addresses import Addresses
+from headrace.cli.death import cause_of
 from headrace.cli.ending import (
     DONE,
     INTERRUPTED,
@@ -94,6 +95,7 @@ class Keeper:
 
     Attributes:
         restarts: How often it was started again.
+        last_death: How the life ended after which it was started again last, in words.
         child: Its current or last life.
         at_home: Whether it left in order, and comes again when it is called back.
 
@@ -110,6 +112,7 @@ class Keeper:
     ) -> None:
         self.part = part
         self.restarts = 0
+        self.last_death = ""
         self.child: Child | None = None
         self.at_home = False
         self._settings = settings
@@ -124,6 +127,12 @@ class Keeper:
 
     async def keep(self, addresses: Addresses) -> Ending | None:
         """Start it, and start it again; give the run's end if it is the reason for one."""
+        try:
+            return await self._keep(addresses)
+        finally:
+            self._withdraw()
+
+    async def _keep(self, addresses: Addresses) -> Ending | None:
         await _first(addresses.known(self.part.needs), self._leaving.wait())
         while not self._leaving.is_set():
             self.child = await Child.start(self.part.command(addresses.all, self._ports))
@@ -139,6 +148,7 @@ class Keeper:
                 return then.ending
             else:
                 self.restarts += 1
+                self.last_death = died
                 self._report(f"{self.part.name} {died}; started again after {then.pause_s:g} s")
                 await _first(asyncio.sleep(then.pause_s), self._leaving.wait())
         return None
@@ -160,7 +170,12 @@ class Keeper:
         if self.child is not None:
             self.child.kill()
 
+    def _withdraw(self) -> None:
+        if self.child is not None:
+            self.child.withdraw()
+
     async def _stay_at_home(self) -> None:
+        self._withdraw()
         self._called.clear()
         self.at_home = True
         await _first(self._called.wait(), self._leaving.wait())
@@ -187,7 +202,9 @@ class Keeper:
             child.kill()
             await ended
             return f"did not announce its address within {limit_s:g} s"
-        return f"died ({exit_in_words(await ended)})"
+        code = await ended
+        cause = cause_of(child.log) if code >= 0 else ""  # else it was killed by somebody
+        return f"died ({exit_in_words(code)})" + (f": {cause}" if cause else "")
 
     async def _judge(self, child: Child, died: str) -> _Next:
         """Decide what follows from a death."""

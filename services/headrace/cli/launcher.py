@@ -18,6 +18,7 @@ from typing import Final
 
 from headrace.cli.logtail import LogTail
 from headrace.cli.parent import MARK
+from headrace.errors import UsageError
 from headrace.rpc import announce
 
 LOOK_EVERY_S: Final = 0.02
@@ -52,11 +53,20 @@ class Child:
 
     @classmethod
     async def start(cls, command: Command) -> Child:
-        """Start it. Its announcement of an earlier life is removed."""
-        command.log.parent.mkdir(parents=True, exist_ok=True)
-        command.announcement.parent.mkdir(parents=True, exist_ok=True)
-        command.announcement.unlink(missing_ok=True)
-        with command.log.open("ab") as output:
+        """Start it. Its announcement of an earlier life is removed.
+
+        Raises:
+            UsageError: its files cannot be written.
+
+        """
+        try:
+            command.log.parent.mkdir(parents=True, exist_ok=True)
+            command.announcement.parent.mkdir(parents=True, exist_ok=True)
+            command.announcement.unlink(missing_ok=True)
+            log = command.log.open("ab")
+        except OSError as error:
+            raise UsageError(f"{error.filename} cannot be written: {error.strerror}") from error
+        with log as output:
             begin = output.tell()
             process = await asyncio.create_subprocess_exec(
                 *command.arguments,
@@ -101,6 +111,10 @@ class Child:
         except TimeoutError:
             self.kill()
             return await self.ended()
+
+    def withdraw(self) -> None:
+        """Remove its announcement: it is gone, and not started again."""
+        announce.withdraw(self._announcement, self.pid)
 
     def kill(self) -> None:
         """Kill it and what it started, at once."""

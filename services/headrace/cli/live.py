@@ -71,9 +71,7 @@ def panel(view: View) -> RenderableType:
         pairs.append(("paused", Text(paused, style="bold yellow")))
     waits = [(n, w) for n, w in view.waits() if w.elapsed_s > BRIEF_S or w.stalled]
     pairs += [("waits", wait_text(name, wait)) for name, wait in waits[:SHOWN_WAITS]]
-    if view.restarts:
-        restarts = ", ".join(f"{name} {count}" for name, count in view.restarts.items())
-        pairs.append(("restarts", Text(restarts, style="yellow")))
+    pairs += [("restarts", Text(words, style="yellow")) for words in view.restarts_in_words]
     pairs += [("log", Text(warning, style="yellow")) for warning in view.warnings]
     title = Text.assemble((view.name, "bold"), f"  {duration(view.now - view.begun)}")
     return Panel(Group(_progress(view), _facts(pairs)), title=title, title_align="left")

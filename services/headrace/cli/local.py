@@ -14,7 +14,7 @@ from rich.text import Text
 
 from headrace.cli.diary import LAUNCHER, Diary
 from headrace.cli.display import Display
-from headrace.cli.ending import BROKEN, DONE, INTERRUPTED, USAGE, Ending
+from headrace.cli.ending import BROKEN, DONE, INTERRUPTED, NO_CHECKPOINT, USAGE, Ending
 from headrace.cli.extras import check_installed
 from headrace.cli.fleet import parts, stop_order
 from headrace.cli.live import LiveDisplay
@@ -48,7 +48,6 @@ def run_here(path: Path, overrides: Sequence[str], *, plain: bool) -> int:
     with RunLock(directory):
         past = Past.of(directory, config)
         if past.finished:
-            past.check_is_to_be_left(config)
             console.print(Text(past.finished_in_words()))
             return DONE
         past.check_can_go_on(config)
@@ -64,9 +63,11 @@ def run_here(path: Path, overrides: Sequence[str], *, plain: bool) -> int:
             clock=lambda: datetime.now(UTC),
         )
         ending, summary = asyncio.run(_session(config, past, diary))
+        refused = was_refused(ending, summary)
         ending = unless_all_was_dropped(ending, summary.audit)
         diary.end(ending)
-    console.print(Text(), summary.text(), sep="\n", soft_wrap=True)
+    if not refused:
+        console.print(Text(), summary.text(), sep="\n", soft_wrap=True)
     for line in ending.reasons:
         console.print(Text(f"error: {line}", style="bold red"))
     for line in ending.log_lines:
@@ -75,6 +76,12 @@ def run_here(path: Path, overrides: Sequence[str], *, plain: bool) -> int:
         console.print(Text("the same command goes on with it"))
     broken = summary.audit is not None and not summary.audit.ok
     return BROKEN if ending.exit_code == DONE and broken else ending.exit_code
+
+
+def was_refused(ending: Ending, summary: Summary) -> bool:
+    """Whether nothing came of the start: then its error is all that there is to say."""
+    refused = ending.exit_code in (USAGE, NO_CHECKPOINT) and not summary.own_steps
+    return refused or summary.view.replay is None
 
 
 def unless_all_was_dropped(ending: Ending, audit: replay_pb2.AuditResponse | None) -> Ending:
@@ -105,7 +112,12 @@ async def _session(config: Config, past: Past, display: Display) -> tuple[Ending
     session.view.steps.read(directory.metrics_file)
     audit = audit or _audit_journal(config, directory)
     return ending, Summary(
-        session.view, audit, directory, config.trainer.tensorboard, session.news.resumed
+        session.view,
+        audit,
+        directory,
+        config.trainer.tensorboard,
+        began_before=past.began,
+        resumed=session.news.resumed,
     )
 
 

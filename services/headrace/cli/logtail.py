@@ -7,6 +7,7 @@ print) is kept as it is. Knows nothing of processes.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,7 +18,10 @@ LONGEST_TAIL_BYTES: Final = 64 * 1024
 """The most that is read of a log's end."""
 
 _COMMON = frozenset({"event", "level", "timestamp", "process", "run_id", "logger"})
-_ALARMING = frozenset({"warning", "error", "critical"})
+_FAILED = frozenset({"error", "critical"})
+_ALARMING = _FAILED | {"warning"}
+_RAISED: Final = re.compile(r"(?:[ |]*\| )?([A-Za-z_][\w.]*(?:Error|Exception)(?:: .*)?)")
+"""The line of a traceback that names the exception, or one of a group of them."""
 
 
 class LogTail:
@@ -37,6 +41,13 @@ class LogTail:
         """Give what the process said with `error: ` when it gave up."""
         lines = self._tail().splitlines()
         return [line[len(ERROR_PREFIX) :] for line in lines if line.startswith(ERROR_PREFIX)]
+
+    def last_error(self) -> str:
+        """Give the last line that says what went wrong, readable; empty if there is none."""
+        found = ""
+        for line in self._tail().splitlines():
+            found = _error_in(line) or found
+        return found
 
     def new_warnings(self) -> list[str]:
         """Give the warnings and errors written since the last call."""
@@ -64,6 +75,17 @@ def readable(line: str) -> str:
     """Turn a JSON log line into words; leave any other as it is."""
     entry = _entry(line)
     return _in_words(entry) if entry else line.rstrip()
+
+
+def _error_in(line: str) -> str:
+    """Take the message of a command that gives up, of a logged error, or of a traceback's end."""
+    if line.startswith(ERROR_PREFIX):
+        return _short(line[len(ERROR_PREFIX) :])
+    if entry := _entry(line):
+        failed = entry.get("level") in _FAILED
+        return _in_words({**entry, "level": ""}) if failed else ""
+    raised = _RAISED.fullmatch(line)
+    return _short(raised[1]) if raised else ""
 
 
 def _entry(line: str) -> dict[str, Any] | None:

@@ -52,11 +52,18 @@ def write_config(config: Config, directory: RunDirectory) -> None:
     """Write the resolved configuration into its run directory, in place of an earlier one.
 
     What may not change within a run is for its processes to refuse.
+
+    Raises:
+        UsageError: it cannot be written.
+
     """
     # Through a temporary file: `headrace status` may look at any moment.
     temporary = directory.config_file.with_suffix(".new")
-    temporary.write_text(dump_config(config), encoding="utf-8")
-    temporary.replace(directory.config_file)
+    try:
+        temporary.write_text(dump_config(config), encoding="utf-8")
+        temporary.replace(directory.config_file)
+    except OSError as error:
+        raise UsageError(f"{temporary} cannot be written: {error.strerror}") from error
 
 
 def forget_addresses(directory: RunDirectory) -> None:
@@ -88,9 +95,12 @@ class RunLock:
                 f"{directory.path} is in use by another run (process {holder}); "
                 "give another run.name or run.run_dir, or stop that one"
             ) from None
-        self._file.truncate(0)
-        self._file.write(f"{os.getpid()}\n")
-        self._file.flush()
+        try:
+            self._file.truncate(0)
+            self._file.write(f"{os.getpid()}\n")
+            self._file.flush()
+        except OSError as error:
+            raise UsageError(f"{directory.lock_file} cannot be written: {error.strerror}") from None
 
     def __enter__(self) -> Self:
         return self

@@ -137,6 +137,7 @@ class Session:
             self.view.now = self._now()
             self.view.kept = self._supervisor.kept
             self.view.restarts = self._supervisor.restarts
+            self.view.deaths = self._supervisor.deaths
             self.view.warnings.extend(self._supervisor.log_warnings())
             self.news.tell(self.view)
             on = self.view.replay is not None and not self.view.replay.ended

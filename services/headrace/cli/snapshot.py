@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headrace.cli.look import RunOption
+from headrace.cli.arguments import CaOption, TokenFileOption
+from headrace.cli.look import ReplayOption, RunOption
 
 if TYPE_CHECKING:
     from headrace.v1.trainer_pb2 import GetTrainerStatusResponse
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
 
 def snapshot(
     run: RunOption = None,
+    replay: ReplayOption = None,
+    token_file: TokenFileOption = None,
+    ca: CaOption = None,
     wait_s: Annotated[
         float, typer.Option("--wait", metavar="S", min=0, help="How long to wait for it.")
     ] = 1800.0,
@@ -24,20 +28,13 @@ def snapshot(
 
     Example: `headrace snapshot --run runs/sort-digits`
     """
-    from headrace.cli.find import run_directory
+    from headrace.cli.find import tool_security
+    from headrace.cli.places import Places
     from headrace.client.checkpoints import take_snapshot
-    from headrace.client.finding import announced_address
-    from headrace.config.load import load_config
-    from headrace.errors import UsageError
     from headrace.rpc.channel import open_sync_channel
-    from headrace.rpc.security import Security
 
-    directory = run_directory(run)
-    address = announced_address(directory, "trainer")
-    if address is None:
-        raise UsageError(f"{directory.path}: no trainer is running; only a live run can be saved")
-    security = Security.for_looking(load_config(directory.config_file))
-    with open_sync_channel(address, security) as channel:
+    places = Places.find(run, replay, tool_security(replay, token_file, ca))
+    with open_sync_channel(places.find_process("trainer"), places.security) as channel:
         step = take_snapshot(lambda: channel, wait_s=wait_s, watch=_Progress().tell)
     typer.echo(f"step {step} is saved")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -25,7 +25,7 @@ SHOWN_WAITS: Final = 3
 
 @dataclass(frozen=True)
 class Summary:
-    """A run that is over."""
+    """A run that is over, or was stopped: all of it, and what this start has done of it."""
 
     view: View
     """The last that was seen of it."""
@@ -35,33 +35,56 @@ class Summary:
     """Where its files are."""
     tensorboard: bool
     """Whether there are TensorBoard logs."""
+    began_before: bool = False
+    """Whether this start went on with the run."""
     resumed: Sequence[resume_pb2.ResumeState] = ()
     """How it was gone on with, each time."""
 
+    @property
+    def own_steps(self) -> int:
+        """Steps of this start that are still there at its end."""
+        if not self.began_before:
+            return self.view.steps.last
+        return max(0, self.view.steps.last - self.resumed[0].step) if self.resumed else 0
+
     def text(self) -> Text:
-        """Lay it out."""
+        """Lay it out: in one block, or, where the run had begun before, all of it and this start."""
+        all_of_it, this_start = [*self._of_the_run()], [*self._of_this_start()]
+        if not self.began_before:
+            return facts([*all_of_it, *this_start, *self._places()])
+        blocks = [("the whole run", all_of_it), ("this start", this_start)]
+        parts = [Text.assemble((title, "bold"), "\n", facts(block)) for title, block in blocks]
+        return Text("\n\n").join([*parts, facts([*self._places()])])
+
+    def _of_the_run(self) -> Iterator[Fact]:
         view = self.view
-        steps = f"{view.steps.last} of {view.total_steps or '?'}"
-        pairs: list[Fact] = [
-            ("steps", f"{steps} in {duration(view.now - view.begun)}"),
-            ("reward", self._reward()),
-            ("prompts", self._prompts()),
-            ("balance", self._balance()),
-            ("tokens", self._tokens()),
-            ("staleness", self._staleness()),
-        ]
+        yield "steps", f"{view.steps.last} of {view.total_steps or '?'}"
+        yield "reward", self._reward()
+        yield "prompts", self._prompts()
+        yield "balance", self._balance()
+        yield "trained on", f"{sum(view.steps.series(TOKENS)):,.0f} tokens (prompts included)"
+        yield "staleness", self._staleness()
         if view.replay is not None and view.replay.regenerated:
-            pairs.append(("regenerated", in_pairs(view.replay.regenerated)))
-        pairs += [("resumed", resume_in_words(each)) for each in self.resumed]
+            yield "regenerated", in_pairs(view.replay.regenerated)
         if words := checkpoint_in_words(view):
-            pairs.append(("checkpoint", words))
-        pairs += [("waited", line) for line in self._waits()]
-        pairs.append(("restarts", in_pairs(view.restarts) or "none"))
-        pairs.append(("run directory", str(self.directory.path)))
+            yield "checkpoint", words
+
+    def _of_this_start(self) -> Iterator[Fact]:
+        view = self.view
+        yield "time", f"{duration(view.now - view.begun)} for {self.own_steps} steps"
+        yield "sampled", self._sampled()
+        for each in self.resumed:
+            yield "resumed", resume_in_words(each)
+        for line in self._waits():
+            yield "waited", line
+        for words in view.restarts_in_words or ["none"]:
+            yield "restarts", words
+
+    def _places(self) -> Iterator[Fact]:
+        yield "run directory", str(self.directory.path)
         if self.tensorboard:
-            pairs.append(("curves", f"tensorboard --logdir {self.directory.tensorboard}"))
-        pairs.append(("questions", f"headrace audit --run {self.directory.path}"))
-        return facts(pairs)
+            yield "curves", f"tensorboard --logdir {self.directory.tensorboard}"
+        yield "questions", f"headrace audit --run {self.directory.path}"
 
     def _reward(self) -> str:
         rewards = self.view.steps.series(REWARD)
@@ -83,17 +106,13 @@ class Summary:
             return Text("holds: every prompt is accounted for", style="green")
         return Text("BROKEN: " + "; ".join(self.audit.violations), style="bold red")
 
-    def _tokens(self) -> str:
+    def _sampled(self) -> str:
         count, view = self.view.tokens, self.view
-        sums = [f"{count.generated:,} sampled"]
+        words = f"{count.generated:,} tokens"
         if count.wasted:
-            sums.append(f"{count.wasted:,} of them wasted")
-        trained = sum(view.steps.series(TOKENS))
-        sums.append(f"{trained:,.0f} trained on (prompts included)")
+            words += f", {count.wasted:,} of them wasted"
         elapsed_s = view.now - view.begun
-        if elapsed_s > 0:
-            sums.append(f"{count.generated / elapsed_s:,.0f} sampled per second")
-        return ", ".join(sums)
+        return words + (f", {count.generated / elapsed_s:,.0f} per second" if elapsed_s > 0 else "")
 
     def _staleness(self) -> str:
         usual = mean(self.view.steps.series(STALENESS))

@@ -88,6 +88,11 @@ class Supervisor:
         """How often each process was started again; only those that were."""
         return {name: keeper.restarts for name, keeper in self._keepers.items() if keeper.restarts}
 
+    @property
+    def deaths(self) -> dict[str, str]:
+        """How each of those died last, in words."""
+        return {name: self._keepers[name].last_death for name in self.restarts}
+
     def life(self, name: str) -> Child | None:
         """Give the current or last life of a process; None before the first."""
         return self._keepers[name].child

@@ -87,6 +87,8 @@ class View:
     """Why a process did not answer when it was asked last, by name; none if it did."""
     restarts: Mapping[str, int] = field(default_factory=dict)
     """Restarts by process."""
+    deaths: Mapping[str, str] = field(default_factory=dict)
+    """How each of those died last."""
     warnings: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT_WARNINGS))
     """The last warnings of the logs."""
     kept: frozenset[str] = frozenset()
@@ -123,6 +125,14 @@ class View:
     def starting(self) -> list[str]:
         """Processes that have not announced themselves yet."""
         return sorted(name for name in self.kept if name not in self.heard)
+
+    @property
+    def restarts_in_words(self) -> list[str]:
+        """Say how often each process was started again, and how it died last."""
+        return [
+            f"{name} {count}" + (f", the last: {self.deaths[name]}" if name in self.deaths else "")
+            for name, count in self.restarts.items()
+        ]
 
     @property
     def total_steps(self) -> int:

@@ -45,6 +45,14 @@ def announced_address(directory: RunDirectory, process: str) -> str | None:
     return announced.address
 
 
+def absence_in_words(directory: RunDirectory, process: str) -> str:
+    """Say that a process is not running, and of one that nobody has stopped, that it is gone."""
+    announced = announce.read(directory.endpoint_file(process))
+    if announced is None or announced.lives:
+        return "is not running"
+    return f"is not running (its process {announced.pid} is gone)"
+
+
 def listens(address: str) -> bool:
     """Try whether anybody listens on `host:port`.
 
@@ -206,7 +214,8 @@ class DirectoryLedger:
         from headrace.replay.offline import open_ledger
 
         config = self._config()
-        where = f"the replay buffer of {self.directory.path} is not running, and"
+        absent = absence_in_words(self.directory, "replay")
+        where = f"the replay buffer of {self.directory.path} {absent}, and"
         if config.journal.kind != "file":
             raise UsageError(
                 f"{where} its journal is in Redis: start it with `headrace serve replay`"

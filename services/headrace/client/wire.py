@@ -71,6 +71,16 @@ class WireLedger:
         """Go on."""
         self._ask(self._stub.ResumeRun, pb.ResumeRunRequest())
 
+    def drain_worker(self, worker_id: str) -> int:
+        """Have a worker told to go home; give the groups that it holds.
+
+        Raises:
+            WorkerUnknownError: no such worker was heard of lately.
+
+        """
+        request = pb.DrainWorkerRequest(worker_id=worker_id)
+        return self._ask(self._stub.DrainWorker, request).lease_count
+
     def drop_stale(self, step: int) -> list[str]:
         """Drop what is too old for a step; name it."""
         return list(self._ask(self._stub.DropStale, pb.DropStaleRequest(step=step)).uids)

@@ -92,6 +92,11 @@ class Feed:
         self.cursor = 0
         self.registered_count = 0
 
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next row; a stream has one only."""
+        return self.cursor // self._supply.row_count if self._supply.row_count else 0
+
     async def open(self) -> None:
         """Tell the replay buffer what data there is, learn where to go on, and go there.
 
@@ -101,7 +106,10 @@ class Feed:
 
         """
         request = replay_pb2.OpenFeedRequest(
-            row_count=self._supply.row_count, fingerprint=self._fingerprint, address=self.address
+            row_count=self._supply.row_count or 0,
+            length_unknown=self._supply.row_count is None,
+            fingerprint=self._fingerprint,
+            address=self.address,
         )
         try:
             opened = await persist(
@@ -144,6 +152,29 @@ class Feed:
             while not await self._turn():
                 pass
             log.info("feed_ended", cursor=self.cursor)
+
+    async def reopened(self) -> None:
+        """Wait until a resume goes back behind the run's end. Nobody waits for that but this.
+
+        Raises:
+            Stopped: the process is to stop.
+
+        """
+        request = replay_pb2.AwaitDemandRequest(
+            wait_s=DEMAND_WAIT_S, address=self.address, after_end=True
+        )
+        ended = True
+        while ended:
+            answer = await poll(
+                self._stub.AwaitDemand,
+                request,
+                waits=self._waits,
+                owner=REPLAY,
+                timeout_s=DEMAND_WAIT_S + 10,
+                stopping=self._stopping,
+            )
+            ended = answer.ended
+        log.info("feed_goes_on", cursor=answer.cursor)
 
     async def _turn(self) -> bool:
         """Meet the demand there is; say whether the run has ended."""

@@ -20,11 +20,10 @@ class FeedMetrics:
 
     def read(self) -> Iterator[Metric]:
         """Give all there is."""
-        rows, cursor = self._supply.known_row_count, self._feed.cursor
-        epoch = cursor // self._supply.row_count
+        rows = self._supply.row_count or 0
         yield gauge("headrace_feeder_rows", "Rows of the data set; 0 for a stream.", rows)
-        yield gauge("headrace_feeder_cursor", "The next ordinal.", cursor)
-        yield gauge("headrace_feeder_epoch", "The epoch of the next row.", epoch)
+        yield gauge("headrace_feeder_cursor", "The next ordinal.", self._feed.cursor)
+        yield gauge("headrace_feeder_epoch", "The epoch of the next row.", self._feed.epoch)
         read, registered = self._supply.read_count, self._feed.registered_count
         yield counter("headrace_feeder_rows_read", "Rows read.", read)
         yield counter("headrace_feeder_rows_registered", "Rows registered.", registered)

@@ -66,12 +66,11 @@ class PromptFeederService(feeder_pb2_grpc.PromptFeederServiceServicer):
         context: grpc.aio.ServicerContext[pb.GetFeederStatusRequest, pb.GetFeederStatusResponse],
     ) -> pb.GetFeederStatusResponse:
         """Say how far the feed is."""
-        cursor = self._feed.cursor
         return pb.GetFeederStatusResponse(
             process=self._process_status(),
-            row_count=self._supply.known_row_count,
-            cursor=cursor,
-            epoch=cursor // self._supply.row_count,
+            row_count=self._supply.row_count or 0,
+            cursor=self._feed.cursor,
+            epoch=self._feed.epoch,
             read_count=self._supply.read_count,
             registered_count=self._feed.registered_count,
         )

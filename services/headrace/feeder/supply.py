@@ -9,17 +9,13 @@ Knows nothing of demand and of the replay buffer. What reads, blocks: it is run 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Protocol
 
 from headrace.errors import UsageError
 from headrace.feeder.order import RowOrder
 from headrace.feeder.prompts import Packer, Prompts
 from headrace.feeder.sources.stream import StreamRows
 from headrace.v1 import feeder_pb2, prompt_pb2, replay_pb2
-
-UNKNOWN_LENGTH: Final = 2**39
-"""Rows that a stream claims to have: beyond all reach, and below the ordinals of rows that are fed
-by hand, which begin at 2^40."""
 
 
 @dataclass(frozen=True)
@@ -50,12 +46,8 @@ class Supply(Protocol):
         """What messages call the data."""
 
     @property
-    def row_count(self) -> int:
-        """Rows in an epoch."""
-
-    @property
-    def known_row_count(self) -> int:
-        """The same for people: 0 if nobody knows."""
+    def row_count(self) -> int | None:
+        """Rows in an epoch; None if nobody knows."""
 
     @property
     def read_count(self) -> int:
@@ -114,11 +106,6 @@ class NumberedSupply:
         return self._order.row_count
 
     @property
-    def known_row_count(self) -> int:
-        """Rows in an epoch."""
-        return self._order.row_count
-
-    @property
     def read_count(self) -> int:
         """Rows read so far, for whatever purpose."""
         return self._prompts.read_count
@@ -144,8 +131,7 @@ class StreamSupply:
     """Rows as they come."""
 
     is_slow = True
-    row_count = UNKNOWN_LENGTH
-    known_row_count = 0
+    row_count = None
 
     def __init__(self, stream: StreamRows, packer: Packer) -> None:
         self._stream = stream

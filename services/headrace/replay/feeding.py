@@ -15,7 +15,8 @@ from headrace.v1 import journal_pb2 as journal
 
 MAX_PROMPTS_PER_CALL = 4096
 UNKNOWN_LENGTH = 2**39
-"""Rows that a source of unknown length claims to have, as OpenFeed says."""
+"""Rows that a source of unknown length is taken to have: beyond all reach, and below the ordinals of
+rows that are fed by hand, which begin at 2^40."""
 
 
 def open_feed(
@@ -34,8 +35,8 @@ def open_feed(
     if known.total_steps and (row_count, fingerprint) != (known.row_count, known.fingerprint):
         raise DataChangedError(
             "the data set is not the one this run was opened with",
-            opened_with=f"{known.row_count} rows, {known.fingerprint}",
-            offered=f"{row_count} rows, {fingerprint}",
+            opened_with=f"{_rows(known.row_count)}, {known.fingerprint}",
+            offered=f"{_rows(row_count)}, {fingerprint}",
         )
     if known.total_steps and (row_count >= UNKNOWN_LENGTH or ledger.ended_by):
         return  # EndFeed says where a stream ends; what is over stays so
@@ -67,6 +68,10 @@ def open_feed(
             fingerprint=fingerprint,
         )
     )
+
+
+def _rows(row_count: int) -> str:
+    return "a stream" if row_count >= UNKNOWN_LENGTH else f"{row_count} rows"
 
 
 def keep_length(ledger: Ledger, opened: Feed) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from headrace.errors import WorkerUnknownError
+
 
 @dataclass
 class Heard:
@@ -16,6 +18,8 @@ class Heard:
     """The weights it leased with last."""
     lineage: str = ""
     """Their time line."""
+    goes_home: bool = False
+    """Whether it is to end."""
 
 
 class Workers:
@@ -30,6 +34,21 @@ class Workers:
         """Note a sign of life."""
         entry = self.heard.setdefault(worker_id, Heard(self._clock()))
         entry.at = self._clock()
+
+    def send_home(self, worker_id: str) -> None:
+        """Have it told, when it calls next, that it is to end.
+
+        Raises:
+            WorkerUnknownError: it was not heard of lately.
+
+        """
+        if worker_id not in self.live():
+            raise WorkerUnknownError(f"no worker {worker_id!r} was heard of lately")
+        self.heard[worker_id].goes_home = True
+
+    def goes_home(self, worker_id: str) -> bool:
+        """Whether it was sent home."""
+        return self.heard[worker_id].goes_home
 
     def confirm(self, worker_id: str, lineage: str, version: int) -> None:
         """Note the weights that it has loaded."""

@@ -1,11 +1,13 @@
 """The file in which a process announces where it listens.
 
 `{"address": "127.0.0.1:40001", "pid": 4711, "metrics": "127.0.0.1:40002"}`, replaced as a whole
-or not at all. It stays when the process goes: whoever reads it compares the process id.
+or not at all. `headrace run` removes it when the process is gone for good; what outlives a launcher
+that was killed names a process that is not there.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from dataclasses import asdict, dataclass
@@ -25,6 +27,17 @@ class Announcement:
     metrics: str = ""
     """`host:port` of its metrics."""
 
+    @property
+    def lives(self) -> bool:
+        """Whether there is a process of that id on this machine."""
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            return True
+        return True
+
 
 def write(path: Path, address: str, *, metrics: str = "") -> None:
     """Announce that this process listens on `address`, and serves its metrics on `metrics`.
@@ -40,6 +53,14 @@ def write(path: Path, address: str, *, metrics: str = "") -> None:
         temporary.replace(path)
     except OSError as error:
         raise UsageError(f"cannot announce an address in {path}: {error.strerror}") from error
+
+
+def withdraw(path: Path, pid: int) -> None:
+    """Remove what a process has announced, now that it is gone; another's is left alone."""
+    with contextlib.suppress(UsageError, OSError):
+        announced = read(path)
+        if announced is not None and announced.pid == pid:
+            path.unlink(missing_ok=True)
 
 
 def read(path: Path) -> Announcement | None:

@@ -38,6 +38,10 @@ class _ResumeActionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ResumeAc
     """The journal is lost: the ledger is restored from the checkpoint."""
     RESUME_ACTION_FINISHED: _ResumeAction.ValueType  # 4
     """The run is over: there is nothing to do."""
+    RESUME_ACTION_START_OVER: _ResumeAction.ValueType  # 5
+    """What there is is left behind, as `resume.mode: disable` asks for: the ledger
+    is emptied, and the run begins again on a new time line.
+    """
 
 class ResumeAction(_ResumeAction, metaclass=_ResumeActionEnumTypeWrapper):
     """What a resume would do."""
@@ -52,6 +56,10 @@ RESUME_ACTION_RESTORE: ResumeAction.ValueType  # 3
 """The journal is lost: the ledger is restored from the checkpoint."""
 RESUME_ACTION_FINISHED: ResumeAction.ValueType  # 4
 """The run is over: there is nothing to do."""
+RESUME_ACTION_START_OVER: ResumeAction.ValueType  # 5
+"""What there is is left behind, as `resume.mode: disable` asks for: the ledger
+is emptied, and the run begins again on a new time line.
+"""
 Global___ResumeAction: _TypeAlias = ResumeAction  # noqa: Y015
 
 class _StoreAction:
@@ -168,21 +176,25 @@ class ReportPartRequest(_message.Message):
 
     SNAPSHOT_ID_FIELD_NUMBER: _builtins.int
     PART_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
     snapshot_id: _builtins.str
     """The snapshot. Required."""
+    error: _builtins.str
+    """Why it could not be written, in one line; nobody writes at it any more."""
     @_builtins.property
     def part(self) -> _resume_pb2.CheckpointPart:
-        """The part. Required."""
+        """The part. Required, unless there is an error."""
 
     def __init__(
         self,
         *,
         snapshot_id: _builtins.str = ...,
         part: _resume_pb2.CheckpointPart | None = ...,
+        error: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["part", b"part"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["part", b"part", "snapshot_id", b"snapshot_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "part", b"part", "snapshot_id", b"snapshot_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

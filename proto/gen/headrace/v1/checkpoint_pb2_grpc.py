@@ -96,9 +96,10 @@ class CheckpointCoordinatorServiceServicer:
     def BeginSnapshot(self, request, context):
         """Begins a snapshot of the last committed step: cuts the ledger, has the store
         hold its deletions back, and has both write their parts. The trainer writes
-        its own beside, reports it and commits. A snapshot that was under way ends.
-        Safe to repeat for the same step: it begins anew, unless that step's
-        checkpoint of this time line is complete, which the answer says.
+        its own beside, reports it and commits. A snapshot of another step, or for
+        another trainer, that was under way ends. Safe to repeat: the same trainer
+        joins its step's snapshot that is being begun or is under way, however long
+        that takes, or is told that the step's checkpoint is complete.
 
         Errors:
         - FAILED_PRECONDITION, reason TRAINER_FENCED.
@@ -112,7 +113,8 @@ class CheckpointCoordinatorServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ReportPart(self, request, context):
-        """Says what a process wrote. Safe to repeat.
+        """Says what a process wrote, or why it could not: then the snapshot is given up
+        at once, for that reason. Safe to repeat.
 
         Errors:
         - FAILED_PRECONDITION, reason SNAPSHOT_LOST: that snapshot is not under way

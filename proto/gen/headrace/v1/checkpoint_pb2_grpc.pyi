@@ -43,9 +43,10 @@ class CheckpointCoordinatorServiceStub:
     BeginSnapshot: _grpc.UnaryUnaryMultiCallable[_checkpoint_pb2.BeginSnapshotRequest, _checkpoint_pb2.BeginSnapshotResponse]
     """Begins a snapshot of the last committed step: cuts the ledger, has the store
     hold its deletions back, and has both write their parts. The trainer writes
-    its own beside, reports it and commits. A snapshot that was under way ends.
-    Safe to repeat for the same step: it begins anew, unless that step's
-    checkpoint of this time line is complete, which the answer says.
+    its own beside, reports it and commits. A snapshot of another step, or for
+    another trainer, that was under way ends. Safe to repeat: the same trainer
+    joins its step's snapshot that is being begun or is under way, however long
+    that takes, or is told that the step's checkpoint is complete.
 
     Errors:
     - FAILED_PRECONDITION, reason TRAINER_FENCED.
@@ -55,7 +56,8 @@ class CheckpointCoordinatorServiceStub:
     Who may call it: the trainer.
     """
     ReportPart: _grpc.UnaryUnaryMultiCallable[_checkpoint_pb2.ReportPartRequest, _checkpoint_pb2.ReportPartResponse]
-    """Says what a process wrote. Safe to repeat.
+    """Says what a process wrote, or why it could not: then the snapshot is given up
+    at once, for that reason. Safe to repeat.
 
     Errors:
     - FAILED_PRECONDITION, reason SNAPSHOT_LOST: that snapshot is not under way
@@ -129,9 +131,10 @@ class CheckpointCoordinatorServiceAsyncStub(CheckpointCoordinatorServiceStub):
     BeginSnapshot: _aio.UnaryUnaryMultiCallable[_checkpoint_pb2.BeginSnapshotRequest, _checkpoint_pb2.BeginSnapshotResponse]  # type: ignore[assignment]
     """Begins a snapshot of the last committed step: cuts the ledger, has the store
     hold its deletions back, and has both write their parts. The trainer writes
-    its own beside, reports it and commits. A snapshot that was under way ends.
-    Safe to repeat for the same step: it begins anew, unless that step's
-    checkpoint of this time line is complete, which the answer says.
+    its own beside, reports it and commits. A snapshot of another step, or for
+    another trainer, that was under way ends. Safe to repeat: the same trainer
+    joins its step's snapshot that is being begun or is under way, however long
+    that takes, or is told that the step's checkpoint is complete.
 
     Errors:
     - FAILED_PRECONDITION, reason TRAINER_FENCED.
@@ -141,7 +144,8 @@ class CheckpointCoordinatorServiceAsyncStub(CheckpointCoordinatorServiceStub):
     Who may call it: the trainer.
     """
     ReportPart: _aio.UnaryUnaryMultiCallable[_checkpoint_pb2.ReportPartRequest, _checkpoint_pb2.ReportPartResponse]  # type: ignore[assignment]
-    """Says what a process wrote. Safe to repeat.
+    """Says what a process wrote, or why it could not: then the snapshot is given up
+    at once, for that reason. Safe to repeat.
 
     Errors:
     - FAILED_PRECONDITION, reason SNAPSHOT_LOST: that snapshot is not under way
@@ -218,9 +222,10 @@ class CheckpointCoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_checkpoint_pb2.BeginSnapshotResponse, _abc.Awaitable[_checkpoint_pb2.BeginSnapshotResponse]]:
         """Begins a snapshot of the last committed step: cuts the ledger, has the store
         hold its deletions back, and has both write their parts. The trainer writes
-        its own beside, reports it and commits. A snapshot that was under way ends.
-        Safe to repeat for the same step: it begins anew, unless that step's
-        checkpoint of this time line is complete, which the answer says.
+        its own beside, reports it and commits. A snapshot of another step, or for
+        another trainer, that was under way ends. Safe to repeat: the same trainer
+        joins its step's snapshot that is being begun or is under way, however long
+        that takes, or is told that the step's checkpoint is complete.
 
         Errors:
         - FAILED_PRECONDITION, reason TRAINER_FENCED.
@@ -236,7 +241,8 @@ class CheckpointCoordinatorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _checkpoint_pb2.ReportPartRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_checkpoint_pb2.ReportPartResponse, _abc.Awaitable[_checkpoint_pb2.ReportPartResponse]]:
-        """Says what a process wrote. Safe to repeat.
+        """Says what a process wrote, or why it could not: then the snapshot is given up
+        at once, for that reason. Safe to repeat.
 
         Errors:
         - FAILED_PRECONDITION, reason SNAPSHOT_LOST: that snapshot is not under way

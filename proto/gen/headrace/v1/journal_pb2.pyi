@@ -65,6 +65,9 @@ class JournalRecord(_message.Message):
     LINEAGE_OPENED_FIELD_NUMBER: _builtins.int
     RESUME_ADVANCED_FIELD_NUMBER: _builtins.int
     ROWS_LOST_FIELD_NUMBER: _builtins.int
+    LEDGER_EMPTIED_FIELD_NUMBER: _builtins.int
+    TOKENS_REPORTED_FIELD_NUMBER: _builtins.int
+    DRAFTS_DROPPED_FIELD_NUMBER: _builtins.int
     schema_version: _builtins.int
     """Version of this schema. Now 1."""
     position: _builtins.int
@@ -197,6 +200,18 @@ class JournalRecord(_message.Message):
     def rows_lost(self) -> Global___RowsLost:
         """The store lacks rows."""
 
+    @_builtins.property
+    def ledger_emptied(self) -> Global___LedgerEmptied:
+        """The run begins again."""
+
+    @_builtins.property
+    def tokens_reported(self) -> Global___TokensReported:
+        """Sessions under way have come further."""
+
+    @_builtins.property
+    def drafts_dropped(self) -> Global___DraftsDropped:
+        """Drafts were given up."""
+
     def __init__(
         self,
         *,
@@ -235,12 +250,15 @@ class JournalRecord(_message.Message):
         lineage_opened: Global___LineageOpened | None = ...,
         resume_advanced: Global___ResumeAdvanced | None = ...,
         rows_lost: Global___RowsLost | None = ...,
+        ledger_emptied: Global___LedgerEmptied | None = ...,
+        tokens_reported: Global___TokensReported | None = ...,
+        drafts_dropped: Global___DraftsDropped | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["batch_sampled", b"batch_sampled", "circuit_closed", b"circuit_closed", "circuit_opened", b"circuit_opened", "credit_added", b"credit_added", "event", b"event", "feed_opened", b"feed_opened", "groups_dropped", b"groups_dropped", "groups_failed", b"groups_failed", "groups_returned", b"groups_returned", "leases_ended", b"leases_ended", "ledger_restored", b"ledger_restored", "lineage_opened", b"lineage_opened", "prompts_leased", b"prompts_leased", "prompts_registered", b"prompts_registered", "resume_advanced", b"resume_advanced", "resume_begun", b"resume_begun", "rows_lost", b"rows_lost", "rows_registered", b"rows_registered", "run_ended", b"run_ended", "run_opened", b"run_opened", "run_paused", b"run_paused", "run_resumed", b"run_resumed", "sessions_completed", b"sessions_completed", "sessions_forgotten", b"sessions_forgotten", "snapshot_begun", b"snapshot_begun", "snapshot_ended", b"snapshot_ended", "step_committed", b"step_committed", "step_opened", b"step_opened", "store_registered", b"store_registered", "trainer_registered", b"trainer_registered", "weights_published", b"weights_published", "worker_ejected", b"worker_ejected"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["batch_sampled", b"batch_sampled", "circuit_closed", b"circuit_closed", "circuit_opened", b"circuit_opened", "credit_added", b"credit_added", "drafts_dropped", b"drafts_dropped", "event", b"event", "feed_opened", b"feed_opened", "groups_dropped", b"groups_dropped", "groups_failed", b"groups_failed", "groups_returned", b"groups_returned", "leases_ended", b"leases_ended", "ledger_emptied", b"ledger_emptied", "ledger_restored", b"ledger_restored", "lineage_opened", b"lineage_opened", "prompts_leased", b"prompts_leased", "prompts_registered", b"prompts_registered", "resume_advanced", b"resume_advanced", "resume_begun", b"resume_begun", "rows_lost", b"rows_lost", "rows_registered", b"rows_registered", "run_ended", b"run_ended", "run_opened", b"run_opened", "run_paused", b"run_paused", "run_resumed", b"run_resumed", "sessions_completed", b"sessions_completed", "sessions_forgotten", b"sessions_forgotten", "snapshot_begun", b"snapshot_begun", "snapshot_ended", b"snapshot_ended", "step_committed", b"step_committed", "step_opened", b"step_opened", "store_registered", b"store_registered", "tokens_reported", b"tokens_reported", "trainer_registered", b"trainer_registered", "weights_published", b"weights_published", "worker_ejected", b"worker_ejected"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_sampled", b"batch_sampled", "circuit_closed", b"circuit_closed", "circuit_opened", b"circuit_opened", "credit_added", b"credit_added", "event", b"event", "feed_opened", b"feed_opened", "groups_dropped", b"groups_dropped", "groups_failed", b"groups_failed", "groups_returned", b"groups_returned", "leases_ended", b"leases_ended", "ledger_restored", b"ledger_restored", "lineage_opened", b"lineage_opened", "position", b"position", "prompts_leased", b"prompts_leased", "prompts_registered", b"prompts_registered", "resume_advanced", b"resume_advanced", "resume_begun", b"resume_begun", "rows_lost", b"rows_lost", "rows_registered", b"rows_registered", "run_ended", b"run_ended", "run_opened", b"run_opened", "run_paused", b"run_paused", "run_resumed", b"run_resumed", "schema_version", b"schema_version", "sessions_completed", b"sessions_completed", "sessions_forgotten", b"sessions_forgotten", "snapshot_begun", b"snapshot_begun", "snapshot_ended", b"snapshot_ended", "step_committed", b"step_committed", "step_opened", b"step_opened", "store_registered", b"store_registered", "trainer_registered", b"trainer_registered", "unix_time_s", b"unix_time_s", "weights_published", b"weights_published", "worker_ejected", b"worker_ejected", "writer_epoch", b"writer_epoch"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_sampled", b"batch_sampled", "circuit_closed", b"circuit_closed", "circuit_opened", b"circuit_opened", "credit_added", b"credit_added", "drafts_dropped", b"drafts_dropped", "event", b"event", "feed_opened", b"feed_opened", "groups_dropped", b"groups_dropped", "groups_failed", b"groups_failed", "groups_returned", b"groups_returned", "leases_ended", b"leases_ended", "ledger_emptied", b"ledger_emptied", "ledger_restored", b"ledger_restored", "lineage_opened", b"lineage_opened", "position", b"position", "prompts_leased", b"prompts_leased", "prompts_registered", b"prompts_registered", "resume_advanced", b"resume_advanced", "resume_begun", b"resume_begun", "rows_lost", b"rows_lost", "rows_registered", b"rows_registered", "run_ended", b"run_ended", "run_opened", b"run_opened", "run_paused", b"run_paused", "run_resumed", b"run_resumed", "schema_version", b"schema_version", "sessions_completed", b"sessions_completed", "sessions_forgotten", b"sessions_forgotten", "snapshot_begun", b"snapshot_begun", "snapshot_ended", b"snapshot_ended", "step_committed", b"step_committed", "step_opened", b"step_opened", "store_registered", b"store_registered", "tokens_reported", b"tokens_reported", "trainer_registered", b"trainer_registered", "unix_time_s", b"unix_time_s", "weights_published", b"weights_published", "worker_ejected", b"worker_ejected", "writer_epoch", b"writer_epoch"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["run_opened", "feed_opened", "prompts_registered", "prompts_leased", "leases_ended", "sessions_completed", "groups_dropped", "trainer_registered", "weights_published", "step_opened", "batch_sampled", "groups_returned", "step_committed", "store_registered", "credit_added", "circuit_opened", "circuit_closed", "run_ended", "groups_failed", "sessions_forgotten", "worker_ejected", "rows_registered", "run_paused", "run_resumed", "snapshot_begun", "snapshot_ended", "resume_begun", "ledger_restored", "lineage_opened", "resume_advanced", "rows_lost"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["run_opened", "feed_opened", "prompts_registered", "prompts_leased", "leases_ended", "sessions_completed", "groups_dropped", "trainer_registered", "weights_published", "step_opened", "batch_sampled", "groups_returned", "step_committed", "store_registered", "credit_added", "circuit_opened", "circuit_closed", "run_ended", "groups_failed", "sessions_forgotten", "worker_ejected", "rows_registered", "run_paused", "run_resumed", "snapshot_begun", "snapshot_ended", "resume_begun", "ledger_restored", "lineage_opened", "resume_advanced", "rows_lost", "ledger_emptied", "tokens_reported", "drafts_dropped"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -1082,6 +1100,41 @@ class LedgerRestored(_message.Message):
 Global___LedgerRestored: _TypeAlias = LedgerRestored  # noqa: Y015
 
 @_typing.final
+class LedgerEmptied(_message.Message):
+    """Everything is left behind, as `resume.mode: disable` asks for: the ledger is as
+    a fresh journal's, but for what keeps old callers out: time lines, trainers and
+    the store that there were. A time line that begins after step 0 follows.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESUME_ID_FIELD_NUMBER: _builtins.int
+    COMMITTED_STEP_FIELD_NUMBER: _builtins.int
+    COUNTS_FIELD_NUMBER: _builtins.int
+    resume_id: _builtins.str
+    """The resume."""
+    committed_step: _builtins.int
+    """The last committed step that is left behind."""
+    @_builtins.property
+    def counts(self) -> _prompt_pb2.StateCounts:
+        """Groups that are left behind, by state."""
+
+    def __init__(
+        self,
+        *,
+        resume_id: _builtins.str = ...,
+        committed_step: _builtins.int = ...,
+        counts: _prompt_pb2.StateCounts | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_step", b"committed_step", "counts", b"counts", "resume_id", b"resume_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LedgerEmptied: _TypeAlias = LedgerEmptied  # noqa: Y015
+
+@_typing.final
 class LineageOpened(_message.Message):
     """A time line began: it goes on after `fork_step` of its parent. What the
     parent did later is undone, as far as a prompt's training goes: those groups
@@ -1094,10 +1147,15 @@ class LineageOpened(_message.Message):
     LINEAGE_FIELD_NUMBER: _builtins.int
     STORE_INCARNATION_FIELD_NUMBER: _builtins.int
     GROUPS_FIELD_NUMBER: _builtins.int
+    DRAFTS_KEPT_FIELD_NUMBER: _builtins.int
     resume_id: _builtins.str
     """The resume."""
     store_incarnation: _builtins.str
     """The life of the store that holds the rows."""
+    drafts_kept: _builtins.bool
+    """Whether drafts stay, up to the first token by weights after `fork_step`;
+    otherwise there are none any more.
+    """
     @_builtins.property
     def lineage(self) -> _resume_pb2.Lineage:
         """The new line."""
@@ -1113,10 +1171,11 @@ class LineageOpened(_message.Message):
         lineage: _resume_pb2.Lineage | None = ...,
         store_incarnation: _builtins.str = ...,
         groups: _abc.Iterable[Global___ReopenedGroup] | None = ...,
+        drafts_kept: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["lineage", b"lineage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups", "lineage", b"lineage", "resume_id", b"resume_id", "store_incarnation", b"store_incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drafts_kept", b"drafts_kept", "groups", b"groups", "lineage", b"lineage", "resume_id", b"resume_id", "store_incarnation", b"store_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1213,6 +1272,77 @@ class RowsLost(_message.Message):
 Global___RowsLost: _TypeAlias = RowsLost  # noqa: Y015
 
 @_typing.final
+class TokensReported(_message.Message):
+    """Sessions under way have come further. Their drafts stay with the group until the
+    session is recorded or the group leaves PENDING and RUNNING; a lease that failed
+    takes those of its group along.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    PROGRESS_FIELD_NUMBER: _builtins.int
+    worker_id: _builtins.str
+    """The worker."""
+    @_builtins.property
+    def progress(self) -> _containers.RepeatedCompositeFieldContainer[_replay_pb2.LeaseProgress]:
+        """What is new; each draft begins where the one that is known ends."""
+
+    def __init__(
+        self,
+        *,
+        worker_id: _builtins.str = ...,
+        progress: _abc.Iterable[_replay_pb2.LeaseProgress] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["progress", b"progress", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TokensReported: _TypeAlias = TokensReported  # noqa: Y015
+
+@_typing.final
+class DraftsDropped(_message.Message):
+    """Drafts were given up: their sessions begin anew."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REASON_FIELD_NUMBER: _builtins.int
+    UIDS_FIELD_NUMBER: _builtins.int
+    SESSIONS_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    reason: _builtins.str
+    """`stale`: the oldest weights that made a token are past the threshold;
+    `too_large`: they do not fit into a lease.
+    """
+    step: _builtins.int
+    """The step they were judged at."""
+    @_builtins.property
+    def uids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The groups."""
+
+    @_builtins.property
+    def sessions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The sessions, one per group named; a group may be named more than once."""
+
+    def __init__(
+        self,
+        *,
+        reason: _builtins.str = ...,
+        uids: _abc.Iterable[_builtins.str] | None = ...,
+        sessions: _abc.Iterable[_builtins.int] | None = ...,
+        step: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "sessions", b"sessions", "step", b"step", "uids", b"uids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DraftsDropped: _TypeAlias = DraftsDropped  # noqa: Y015
+
+@_typing.final
 class LedgerBase(_message.Message):
     """The ledger at one position, so that what came before need not be replayed.
     Settled groups that were forgotten are in the counts only.
@@ -1301,6 +1431,26 @@ class LedgerBase(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class GivenUpEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.int
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.int = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     SCHEMA_VERSION_FIELD_NUMBER: _builtins.int
     POSITION_FIELD_NUMBER: _builtins.int
     RUN_OPENED_FIELD_NUMBER: _builtins.int
@@ -1334,6 +1484,7 @@ class LedgerBase(_message.Message):
     SAVED_STEP_FIELD_NUMBER: _builtins.int
     OLDEST_STEP_FIELD_NUMBER: _builtins.int
     ENDED_SNAPSHOT_FIELD_NUMBER: _builtins.int
+    GIVEN_UP_FIELD_NUMBER: _builtins.int
     schema_version: _builtins.int
     """Version of this schema. Now 1."""
     position: _builtins.int
@@ -1438,6 +1589,10 @@ class LedgerBase(_message.Message):
     def snapshot(self) -> _resume_pb2.SnapshotState:
         """The snapshot under way, if any."""
 
+    @_builtins.property
+    def given_up(self) -> _containers.ScalarMap[_builtins.int, _builtins.str]:
+        """Snapshots that were given up, by step."""
+
     def __init__(
         self,
         *,
@@ -1474,10 +1629,11 @@ class LedgerBase(_message.Message):
         saved_step: _builtins.int = ...,
         oldest_step: _builtins.int = ...,
         ended_snapshot: _builtins.str = ...,
+        given_up: _abc.Mapping[_builtins.int, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["circuit", b"circuit", "feed_opened", b"feed_opened", "last_commit", b"last_commit", "open_step", b"open_step", "resume", b"resume", "run_opened", b"run_opened", "snapshot", b"snapshot", "store", b"store", "trainer", b"trainer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["circuit", b"circuit", "circuit_fed_count", b"circuit_fed_count", "committed_step", b"committed_step", "credit", b"credit", "credit_answers", b"credit_answers", "cursor", b"cursor", "ended_by", b"ended_by", "ended_snapshot", b"ended_snapshot", "feed_opened", b"feed_opened", "filtered_in_step", b"filtered_in_step", "forgotten_dropped", b"forgotten_dropped", "forgotten_trained", b"forgotten_trained", "former_trainers", b"former_trainers", "groups", b"groups", "hand_fed", b"hand_fed", "last_commit", b"last_commit", "lineages", b"lineages", "oldest_step", b"oldest_step", "open_step", b"open_step", "parts", b"parts", "paused", b"paused", "position", b"position", "regenerated", b"regenerated", "resume", b"resume", "run_opened", b"run_opened", "saved_step", b"saved_step", "schema_version", b"schema_version", "snapshot", b"snapshot", "source_state", b"source_state", "store", b"store", "streaks", b"streaks", "trainer", b"trainer", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["circuit", b"circuit", "circuit_fed_count", b"circuit_fed_count", "committed_step", b"committed_step", "credit", b"credit", "credit_answers", b"credit_answers", "cursor", b"cursor", "ended_by", b"ended_by", "ended_snapshot", b"ended_snapshot", "feed_opened", b"feed_opened", "filtered_in_step", b"filtered_in_step", "forgotten_dropped", b"forgotten_dropped", "forgotten_trained", b"forgotten_trained", "former_trainers", b"former_trainers", "given_up", b"given_up", "groups", b"groups", "hand_fed", b"hand_fed", "last_commit", b"last_commit", "lineages", b"lineages", "oldest_step", b"oldest_step", "open_step", b"open_step", "parts", b"parts", "paused", b"paused", "position", b"position", "regenerated", b"regenerated", "resume", b"resume", "run_opened", b"run_opened", "saved_step", b"saved_step", "schema_version", b"schema_version", "snapshot", b"snapshot", "source_state", b"source_state", "store", b"store", "streaks", b"streaks", "trainer", b"trainer", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1630,6 +1786,7 @@ class StoredGroup(_message.Message):
     FED_STEP_FIELD_NUMBER: _builtins.int
     STORE_INCARNATION_FIELD_NUMBER: _builtins.int
     HISTORY_FIELD_NUMBER: _builtins.int
+    DRAFTS_FIELD_NUMBER: _builtins.int
     fed_step: _builtins.int
     """The current step when it was registered."""
     store_incarnation: _builtins.str
@@ -1646,6 +1803,10 @@ class StoredGroup(_message.Message):
     def history(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Journal positions of its events."""
 
+    @_builtins.property
+    def drafts(self) -> _containers.RepeatedCompositeFieldContainer[_prompt_pb2.Draft]:
+        """What there is of sessions that are not recorded."""
+
     def __init__(
         self,
         *,
@@ -1654,10 +1815,11 @@ class StoredGroup(_message.Message):
         fed_step: _builtins.int = ...,
         store_incarnation: _builtins.str = ...,
         history: _abc.Iterable[_builtins.int] | None = ...,
+        drafts: _abc.Iterable[_prompt_pb2.Draft] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["group", b"group", "payload", b"payload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fed_step", b"fed_step", "group", b"group", "history", b"history", "payload", b"payload", "store_incarnation", b"store_incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drafts", b"drafts", "fed_step", b"fed_step", "group", b"group", "history", b"history", "payload", b"payload", "store_incarnation", b"store_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -9,6 +9,7 @@ from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from headrace.v1 import feeder_pb2 as _feeder_pb2
+from headrace.v1 import trajectory_pb2 as _trajectory_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -85,7 +86,7 @@ class _DropReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_DropReason
     DROP_REASON_SURPLUS: _DropReason.ValueType  # 6
     """Left over at the end of the data or of the steps."""
     DROP_REASON_CANCELLED: _DropReason.ValueType  # 7
-    """Taken back by a user."""
+    """Taken back by a user (DropPrompts)."""
 
 class DropReason(_DropReason, metaclass=_DropReasonEnumTypeWrapper):
     """Why a prompt group was dropped."""
@@ -105,7 +106,7 @@ DROP_REASON_TOO_LONG: DropReason.ValueType  # 5
 DROP_REASON_SURPLUS: DropReason.ValueType  # 6
 """Left over at the end of the data or of the steps."""
 DROP_REASON_CANCELLED: DropReason.ValueType  # 7
-"""Taken back by a user."""
+"""Taken back by a user (DropPrompts)."""
 Global___DropReason: _TypeAlias = DropReason  # noqa: Y015
 
 @_typing.final
@@ -261,6 +262,50 @@ class PromptGroup(_message.Message):
 Global___PromptGroup: _TypeAlias = PromptGroup  # noqa: Y015
 
 @_typing.final
+class Draft(_message.Message):
+    """A stretch of a session's response that is not done: its tokens from `offset` on."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    WEIGHT_SPANS_FIELD_NUMBER: _builtins.int
+    session: _builtins.int
+    """The session."""
+    offset: _builtins.int
+    """Response tokens before it."""
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Its tokens."""
+
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Their log-probabilities, as in a trajectory."""
+
+    @_builtins.property
+    def weight_spans(self) -> _containers.RepeatedCompositeFieldContainer[_trajectory_pb2.WeightSpan]:
+        """Which weights made which of them; places are those in the response."""
+
+    def __init__(
+        self,
+        *,
+        session: _builtins.int = ...,
+        offset: _builtins.int = ...,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        logprobs: _abc.Iterable[_builtins.float] | None = ...,
+        weight_spans: _abc.Iterable[_trajectory_pb2.WeightSpan] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "offset", b"offset", "session", b"session", "token_ids", b"token_ids", "weight_spans", b"weight_spans"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Draft: _TypeAlias = Draft  # noqa: Y015
+
+@_typing.final
 class SamplingParams(_message.Message):
     """How each session is to be sampled."""
 
@@ -300,6 +345,7 @@ class Lease(_message.Message):
     PAYLOAD_FIELD_NUMBER: _builtins.int
     MISSING_SESSIONS_FIELD_NUMBER: _builtins.int
     SAMPLING_FIELD_NUMBER: _builtins.int
+    DRAFTS_FIELD_NUMBER: _builtins.int
     uid: _builtins.str
     """The prompt group."""
     ordinal: _builtins.int
@@ -322,6 +368,12 @@ class Lease(_message.Message):
     def sampling(self) -> Global___SamplingParams:
         """How to sample."""
 
+    @_builtins.property
+    def drafts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Draft]:
+        """What there is of missing sessions, from their beginning on: they are gone on
+        with, not begun anew.
+        """
+
     def __init__(
         self,
         *,
@@ -333,10 +385,11 @@ class Lease(_message.Message):
         payload: _feeder_pb2.PromptPayload | None = ...,
         missing_sessions: _abc.Iterable[_builtins.int] | None = ...,
         sampling: Global___SamplingParams | None = ...,
+        drafts: _abc.Iterable[Global___Draft] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["payload", b"payload", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "expires_in_s", b"expires_in_s", "lineage", b"lineage", "missing_sessions", b"missing_sessions", "ordinal", b"ordinal", "payload", b"payload", "sampling", b"sampling", "uid", b"uid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "drafts", b"drafts", "expires_in_s", b"expires_in_s", "lineage", b"lineage", "missing_sessions", b"missing_sessions", "ordinal", b"ordinal", "payload", b"payload", "sampling", b"sampling", "uid", b"uid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -531,6 +584,7 @@ class SampledGroup(_message.Message):
     MIN_VERSION_FIELD_NUMBER: _builtins.int
     MAX_VERSION_FIELD_NUMBER: _builtins.int
     SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
     uid: _builtins.str
     """The group."""
     ordinal: _builtins.int
@@ -543,6 +597,10 @@ class SampledGroup(_message.Message):
     """The weights that made its newest tokens."""
     size_bytes: _builtins.int
     """Serialized size of its trajectories."""
+    attempt: _builtins.int
+    """The number of its last lease: with it ReturnGroups says which sampling it
+    means.
+    """
     @_builtins.property
     def trajectories(self) -> _containers.RepeatedCompositeFieldContainer[Global___TrajectoryRef]:
         """Where its trajectories are: all sessions, in order."""
@@ -557,10 +615,11 @@ class SampledGroup(_message.Message):
         min_version: _builtins.int = ...,
         max_version: _builtins.int = ...,
         size_bytes: _builtins.int = ...,
+        attempt: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_version", b"max_version", "min_version", b"min_version", "ordinal", b"ordinal", "size_bytes", b"size_bytes", "span", b"span", "trajectories", b"trajectories", "uid", b"uid"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "max_version", b"max_version", "min_version", b"min_version", "ordinal", b"ordinal", "size_bytes", b"size_bytes", "span", b"span", "trajectories", b"trajectories", "uid", b"uid"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -148,24 +148,28 @@ class OpenFeedRequest(_message.Message):
     ROW_COUNT_FIELD_NUMBER: _builtins.int
     FINGERPRINT_FIELD_NUMBER: _builtins.int
     ADDRESS_FIELD_NUMBER: _builtins.int
+    LENGTH_UNKNOWN_FIELD_NUMBER: _builtins.int
     row_count: _builtins.int
-    """Rows in it. Required. Of a source whose length is not known a number beyond
-    all reach, 2^39, that EndFeed corrects.
+    """Rows in it. Required, unless `length_unknown`. 2^39 or more says the same as
+    that.
     """
     fingerprint: _builtins.str
     """A digest of content, order and seed. Required."""
     address: _builtins.str
     """Where the feeder listens, `host:port`, for GetReplayStatus."""
+    length_unknown: _builtins.bool
+    """Nobody knows how many rows there are; EndFeed says where they end."""
     def __init__(
         self,
         *,
         row_count: _builtins.int = ...,
         fingerprint: _builtins.str = ...,
         address: _builtins.str = ...,
+        length_unknown: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "fingerprint", b"fingerprint", "row_count", b"row_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "fingerprint", b"fingerprint", "length_unknown", b"length_unknown", "row_count", b"row_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -215,21 +219,27 @@ class AwaitDemandRequest(_message.Message):
 
     WAIT_S_FIELD_NUMBER: _builtins.int
     ADDRESS_FIELD_NUMBER: _builtins.int
+    AFTER_END_FIELD_NUMBER: _builtins.int
     wait_s: _builtins.float
     """How long to wait if there is none, in seconds; at most 60."""
     address: _builtins.str
     """Where the feeder listens, as in OpenFeed: a replay buffer that was
     restarted learns it again.
     """
+    after_end: _builtins.bool
+    """The caller knows that the run has ended: the answer waits until a resume has
+    gone back behind the end.
+    """
     def __init__(
         self,
         *,
         wait_s: _builtins.float = ...,
         address: _builtins.str = ...,
+        after_end: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "wait_s", b"wait_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "after_end", b"after_end", "wait_s", b"wait_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -465,10 +475,13 @@ class LeasePromptsResponse(_message.Message):
     LATEST_WEIGHTS_FIELD_NUMBER: _builtins.int
     ENDED_FIELD_NUMBER: _builtins.int
     BLOCKED_BY_FIELD_NUMBER: _builtins.int
+    GO_HOME_FIELD_NUMBER: _builtins.int
     ended: _builtins.bool
     """Nothing will ever be leased again: the run is over."""
     blocked_by: _builtins.str
     """Why there was no work, in words; empty if there was."""
+    go_home: _builtins.bool
+    """The worker was sent home: it is to hand back what it has, and to end."""
     @_builtins.property
     def leases(self) -> _containers.RepeatedCompositeFieldContainer[_prompt_pb2.Lease]:
         """The leases; empty if the wait ended without work."""
@@ -484,10 +497,11 @@ class LeasePromptsResponse(_message.Message):
         latest_weights: _prompt_pb2.PublishedWeights | None = ...,
         ended: _builtins.bool = ...,
         blocked_by: _builtins.str = ...,
+        go_home: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["latest_weights", b"latest_weights"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocked_by", b"blocked_by", "ended", b"ended", "latest_weights", b"latest_weights", "leases", b"leases"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocked_by", b"blocked_by", "ended", b"ended", "go_home", b"go_home", "latest_weights", b"latest_weights", "leases", b"leases"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -520,6 +534,40 @@ class LeaseRef(_message.Message):
 Global___LeaseRef: _TypeAlias = LeaseRef  # noqa: Y015
 
 @_typing.final
+class LeaseProgress(_message.Message):
+    """How far sessions of a lease have come."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEASE_FIELD_NUMBER: _builtins.int
+    LINEAGE_FIELD_NUMBER: _builtins.int
+    DRAFTS_FIELD_NUMBER: _builtins.int
+    lineage: _builtins.str
+    """The time line that it was given on. Required: attempts may repeat on another."""
+    @_builtins.property
+    def lease(self) -> Global___LeaseRef:
+        """The lease."""
+
+    @_builtins.property
+    def drafts(self) -> _containers.RepeatedCompositeFieldContainer[_prompt_pb2.Draft]:
+        """What is new."""
+
+    def __init__(
+        self,
+        *,
+        lease: Global___LeaseRef | None = ...,
+        lineage: _builtins.str = ...,
+        drafts: _abc.Iterable[_prompt_pb2.Draft] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["lease", b"lease"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drafts", b"drafts", "lease", b"lease", "lineage", b"lineage"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LeaseProgress: _TypeAlias = LeaseProgress  # noqa: Y015
+
+@_typing.final
 class RenewLeasesRequest(_message.Message):
     """Extends leases."""
 
@@ -527,21 +575,29 @@ class RenewLeasesRequest(_message.Message):
 
     WORKER_ID_FIELD_NUMBER: _builtins.int
     LEASES_FIELD_NUMBER: _builtins.int
+    PROGRESS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """The worker. Required."""
     @_builtins.property
     def leases(self) -> _containers.RepeatedCompositeFieldContainer[Global___LeaseRef]:
         """The leases it holds."""
 
+    @_builtins.property
+    def progress(self) -> _containers.RepeatedCompositeFieldContainer[Global___LeaseProgress]:
+        """How far sessions have come since the last report. At most as much as fits
+        into a message.
+        """
+
     def __init__(
         self,
         *,
         worker_id: _builtins.str = ...,
         leases: _abc.Iterable[Global___LeaseRef] | None = ...,
+        progress: _abc.Iterable[Global___LeaseProgress] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["leases", b"leases", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["leases", b"leases", "progress", b"progress", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -556,8 +612,12 @@ class RenewLeasesResponse(_message.Message):
     STATUSES_FIELD_NUMBER: _builtins.int
     EXPIRES_IN_S_FIELD_NUMBER: _builtins.int
     LATEST_WEIGHTS_FIELD_NUMBER: _builtins.int
+    GO_HOME_FIELD_NUMBER: _builtins.int
+    KEPT_COUNTS_FIELD_NUMBER: _builtins.int
     expires_in_s: _builtins.float
     """Seconds until they run out, from now."""
+    go_home: _builtins.bool
+    """The worker was sent home, as in LeasePromptsResponse."""
     @_builtins.property
     def statuses(self) -> _containers.RepeatedScalarFieldContainer[Global___LeaseStatus.ValueType]:
         """One per lease, in the same order."""
@@ -566,16 +626,25 @@ class RenewLeasesResponse(_message.Message):
     def latest_weights(self) -> _prompt_pb2.PublishedWeights:
         """The newest weights there are."""
 
+    @_builtins.property
+    def kept_counts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Per draft reported, in order: how many tokens of its session are kept now.
+        Fewer than were reported: these weights are not of the living time line, or
+        there is no room. The next report goes on from there.
+        """
+
     def __init__(
         self,
         *,
         statuses: _abc.Iterable[Global___LeaseStatus.ValueType] | None = ...,
         expires_in_s: _builtins.float = ...,
         latest_weights: _prompt_pb2.PublishedWeights | None = ...,
+        go_home: _builtins.bool = ...,
+        kept_counts: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["latest_weights", b"latest_weights"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["expires_in_s", b"expires_in_s", "latest_weights", b"latest_weights", "statuses", b"statuses"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["expires_in_s", b"expires_in_s", "go_home", b"go_home", "kept_counts", b"kept_counts", "latest_weights", b"latest_weights", "statuses", b"statuses"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1016,6 +1085,7 @@ class ReturnGroupsRequest(_message.Message):
     PART_FIELD_NUMBER: _builtins.int
     UIDS_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    ATTEMPTS_FIELD_NUMBER: _builtins.int
     incarnation: _builtins.int
     """The trainer. Required."""
     step: _builtins.int
@@ -1028,6 +1098,13 @@ class ReturnGroupsRequest(_message.Message):
     def uids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The groups."""
 
+    @_builtins.property
+    def attempts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The attempt of each group, as SampledGroup has it, in the same order. None, or
+        0, from a trainer that does not know it: then the group is returned that the
+        part holds, even by a repeat that comes late.
+        """
+
     def __init__(
         self,
         *,
@@ -1036,10 +1113,11 @@ class ReturnGroupsRequest(_message.Message):
         part: _builtins.int = ...,
         uids: _abc.Iterable[_builtins.str] | None = ...,
         error: _builtins.str = ...,
+        attempts: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "incarnation", b"incarnation", "part", b"part", "step", b"step", "uids", b"uids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "error", b"error", "incarnation", b"incarnation", "part", b"part", "step", b"step", "uids", b"uids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1053,7 +1131,7 @@ class ReturnGroupsResponse(_message.Message):
 
     RETURNED_COUNT_FIELD_NUMBER: _builtins.int
     returned_count: _builtins.int
-    """Groups that were in the part and are PENDING now."""
+    """Groups of these that are given back, by this call or by one before it."""
     def __init__(
         self,
         *,
@@ -1401,6 +1479,7 @@ class RollBackRequest(_message.Message):
     CUT_FIELD_NUMBER: _builtins.int
     STORE_INCARNATION_FIELD_NUMBER: _builtins.int
     SALVAGE_FIELD_NUMBER: _builtins.int
+    START_OVER_FIELD_NUMBER: _builtins.int
     resume_id: _builtins.str
     """The resume. Required."""
     restore: _builtins.bool
@@ -1412,6 +1491,10 @@ class RollBackRequest(_message.Message):
     salvage: _builtins.bool
     """Whether sessions made by weights up to the step are kept
     (`resume.salvage: valid`).
+    """
+    start_over: _builtins.bool
+    """Whether the run begins again: the ledger is emptied, the cursor is 0. For a
+    resume of step 0.
     """
     @_builtins.property
     def cut(self) -> _resume_pb2.CheckpointPart:
@@ -1427,10 +1510,11 @@ class RollBackRequest(_message.Message):
         cut: _resume_pb2.CheckpointPart | None = ...,
         store_incarnation: _builtins.str = ...,
         salvage: _builtins.bool = ...,
+        start_over: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cut", b"cut"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cut", b"cut", "restore", b"restore", "resume_id", b"resume_id", "salvage", b"salvage", "store_incarnation", b"store_incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cut", b"cut", "restore", b"restore", "resume_id", b"resume_id", "salvage", b"salvage", "start_over", b"start_over", "store_incarnation", b"store_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2012,6 +2096,50 @@ class ResumeRunResponse(_message.Message):
 Global___ResumeRunResponse: _TypeAlias = ResumeRunResponse  # noqa: Y015
 
 @_typing.final
+class DrainWorkerRequest(_message.Message):
+    """Sends a worker home."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    worker_id: _builtins.str
+    """The worker, as GetReplayStatus names it. Required."""
+    def __init__(
+        self,
+        *,
+        worker_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainWorkerRequest: _TypeAlias = DrainWorkerRequest  # noqa: Y015
+
+@_typing.final
+class DrainWorkerResponse(_message.Message):
+    """It goes home."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LEASE_COUNT_FIELD_NUMBER: _builtins.int
+    lease_count: _builtins.int
+    """Groups that it holds."""
+    def __init__(
+        self,
+        *,
+        lease_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_count", b"lease_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DrainWorkerResponse: _TypeAlias = DrainWorkerResponse  # noqa: Y015
+
+@_typing.final
 class CloseCircuitRequest(_message.Message):
     """Closes the circuit."""
 
@@ -2049,6 +2177,54 @@ class CloseCircuitResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CloseCircuitResponse: _TypeAlias = CloseCircuitResponse  # noqa: Y015
+
+@_typing.final
+class DropPromptsRequest(_message.Message):
+    """Drops prompts."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UIDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def uids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The prompts. Required."""
+
+    def __init__(
+        self,
+        *,
+        uids: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["uids", b"uids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DropPromptsRequest: _TypeAlias = DropPromptsRequest  # noqa: Y015
+
+@_typing.final
+class DropPromptsResponse(_message.Message):
+    """They are dropped."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UIDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def uids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Those that this call has dropped; the others were dropped before."""
+
+    def __init__(
+        self,
+        *,
+        uids: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["uids", b"uids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DropPromptsResponse: _TypeAlias = DropPromptsResponse  # noqa: Y015
 
 @_typing.final
 class LocatePromptRequest(_message.Message):
@@ -2340,6 +2516,26 @@ class GetReplayStatusResponse(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class GivenUpEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.int
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.int = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     PROCESS_FIELD_NUMBER: _builtins.int
     LINEAGE_FIELD_NUMBER: _builtins.int
     COUNTS_FIELD_NUMBER: _builtins.int
@@ -2371,6 +2567,7 @@ class GetReplayStatusResponse(_message.Message):
     DATA_FINGERPRINT_FIELD_NUMBER: _builtins.int
     TRAINER_INCARNATION_FIELD_NUMBER: _builtins.int
     FRESH_FIELD_NUMBER: _builtins.int
+    GIVEN_UP_FIELD_NUMBER: _builtins.int
     lineage: _builtins.str
     """The current time line."""
     committed_step: _builtins.int
@@ -2441,9 +2638,10 @@ class GetReplayStatusResponse(_message.Message):
 
     @_builtins.property
     def addresses(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Where others listen, as they last said: `feeder`, `store`, `trainer` ->
-        `host:port`. Not in the journal: after a restart of the replay buffer it is
-        empty until they call again.
+        """Where others listen, as they last said, or as the replay buffer's
+        configuration has it: `feeder`, `store`, `trainer`, `checkpoint` ->
+        `host:port`. Not in the journal: after a restart of the replay buffer it has
+        what is configured until they call again.
         """
 
     @_builtins.property
@@ -2457,6 +2655,12 @@ class GetReplayStatusResponse(_message.Message):
     @_builtins.property
     def snapshot(self) -> _resume_pb2.SnapshotState:
         """The snapshot under way; unset if there is none."""
+
+    @_builtins.property
+    def given_up(self) -> _containers.ScalarMap[_builtins.int, _builtins.str]:
+        """Snapshots that were given up, by step: what they have written is of no use. No
+        more than one per step, and none behind the oldest checkpoint that is kept.
+        """
 
     def __init__(
         self,
@@ -2492,10 +2696,11 @@ class GetReplayStatusResponse(_message.Message):
         data_fingerprint: _builtins.str = ...,
         trainer_incarnation: _builtins.int = ...,
         fresh: _builtins.bool = ...,
+        given_up: _abc.Mapping[_builtins.int, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "latest_weights", b"latest_weights", "process", b"process", "resume", b"resume", "snapshot", b"snapshot"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "circuit", b"circuit", "circuit_error", b"circuit_error", "committed_step", b"committed_step", "counts", b"counts", "cursor", b"cursor", "data_fingerprint", b"data_fingerprint", "demand", b"demand", "ended", b"ended", "finished_spans", b"finished_spans", "first_position", b"first_position", "fresh", b"fresh", "latest_weights", b"latest_weights", "lineage", b"lineage", "lineages", b"lineages", "occupancy", b"occupancy", "paused", b"paused", "position", b"position", "process", b"process", "regenerated", b"regenerated", "resume", b"resume", "run_dir", b"run_dir", "saved_step", b"saved_step", "snapshot", b"snapshot", "store_capacity_bytes", b"store_capacity_bytes", "store_incarnation", b"store_incarnation", "store_reserved_bytes", b"store_reserved_bytes", "target", b"target", "total_steps", b"total_steps", "trainer_incarnation", b"trainer_incarnation", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["addresses", b"addresses", "circuit", b"circuit", "circuit_error", b"circuit_error", "committed_step", b"committed_step", "counts", b"counts", "cursor", b"cursor", "data_fingerprint", b"data_fingerprint", "demand", b"demand", "ended", b"ended", "finished_spans", b"finished_spans", "first_position", b"first_position", "fresh", b"fresh", "given_up", b"given_up", "latest_weights", b"latest_weights", "lineage", b"lineage", "lineages", b"lineages", "occupancy", b"occupancy", "paused", b"paused", "position", b"position", "process", b"process", "regenerated", b"regenerated", "resume", b"resume", "run_dir", b"run_dir", "saved_step", b"saved_step", "snapshot", b"snapshot", "store_capacity_bytes", b"store_capacity_bytes", "store_incarnation", b"store_incarnation", "store_reserved_bytes", b"store_reserved_bytes", "target", b"target", "total_steps", b"total_steps", "trainer_incarnation", b"trainer_incarnation", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -195,10 +195,20 @@ class ReplayBufferServiceStub:
                 request_serializer=headrace_dot_v1_dot_replay__pb2.ResumeRunRequest.SerializeToString,
                 response_deserializer=headrace_dot_v1_dot_replay__pb2.ResumeRunResponse.FromString,
                 _registered_method=True)
+        self.DrainWorker = channel.unary_unary(
+                '/headrace.v1.ReplayBufferService/DrainWorker',
+                request_serializer=headrace_dot_v1_dot_replay__pb2.DrainWorkerRequest.SerializeToString,
+                response_deserializer=headrace_dot_v1_dot_replay__pb2.DrainWorkerResponse.FromString,
+                _registered_method=True)
         self.CloseCircuit = channel.unary_unary(
                 '/headrace.v1.ReplayBufferService/CloseCircuit',
                 request_serializer=headrace_dot_v1_dot_replay__pb2.CloseCircuitRequest.SerializeToString,
                 response_deserializer=headrace_dot_v1_dot_replay__pb2.CloseCircuitResponse.FromString,
+                _registered_method=True)
+        self.DropPrompts = channel.unary_unary(
+                '/headrace.v1.ReplayBufferService/DropPrompts',
+                request_serializer=headrace_dot_v1_dot_replay__pb2.DropPromptsRequest.SerializeToString,
+                response_deserializer=headrace_dot_v1_dot_replay__pb2.DropPromptsResponse.FromString,
                 _registered_method=True)
         self.LocatePrompt = channel.unary_unary(
                 '/headrace.v1.ReplayBufferService/LocatePrompt',
@@ -310,7 +320,12 @@ class ReplayBufferServiceServicer:
 
     def RenewLeases(self, request, context):
         """Extends leases and learns which were lost or cancelled, and whether there
-        are newer weights. Safe to repeat.
+        are newer weights. May report how far sessions have come, so that another
+        worker can go on with them. Safe to repeat: what is known of a session is
+        neither changed nor added again.
+
+        Errors:
+        - INVALID_ARGUMENT, reason INVALID_FIELD: a draft is malformed.
 
         Who may call it: workers.
         """
@@ -400,10 +415,13 @@ class ReplayBufferServiceServicer:
     def ReturnGroups(self, request, context):
         """Gives back groups of a sampled part whose trajectories cannot be read. They
         return to PENDING without their sessions, and the part reopens for as many.
-        Safe to repeat: groups that are not in the part any more are ignored.
+        Safe to repeat: `attempts` say which sampling is meant, so that a repeat that
+        comes after the groups were made and sampled again answers as the first time
+        and changes nothing.
 
         Errors:
         - FAILED_PRECONDITION, reason TRAINER_FENCED, STEP_OUT_OF_ORDER.
+        - INVALID_ARGUMENT, reason INVALID_FIELD: not as many attempts as groups.
 
         Who may call it: the trainer.
         """
@@ -649,8 +667,40 @@ class ReplayBufferServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DrainWorker(self, request, context):
+        """Sends a worker home: it learns of it with its next call, leases nothing
+        more, hands back what is not done, and ends. Not in the journal: a replay
+        buffer that is started again before that has to be told again. Safe to
+        repeat.
+
+        Errors:
+        - NOT_FOUND, reason WORKER_UNKNOWN: no such worker was heard of lately.
+
+        Who may call it: tools.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def CloseCircuit(self, request, context):
         """Closes an open circuit, after its cause was mended. Safe to repeat.
+
+        Who may call it: tools.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DropPrompts(self, request, context):
+        """Drops prompts that nobody can do, as cancelled: all that are named, or none.
+        Only what is PENDING, RUNNING or FAILED; a lease on it is lost. Safe to
+        repeat: what is dropped already stays so.
+
+        Errors:
+        - NOT_FOUND, reason PROMPT_UNKNOWN: one was never fed, or is forgotten.
+        - FAILED_PRECONDITION, reason PROMPT_IN_USE: one is FINISHED, SAMPLED or
+        TRAINED.
+        - INVALID_ARGUMENT, reason INVALID_FIELD: none is named, or more than 4096.
 
         Who may call it: tools.
         """
@@ -704,6 +754,10 @@ class ReplayBufferServiceServicer:
     def WatchEvents(self, request, context):
         """Streams the journal from after `after_position` on, and goes on as it grows.
         Changes nothing.
+
+        Errors:
+        - UNAVAILABLE, reason NOT_READY: the journal cannot be read now, or has failed;
+        the message says why. Ask again, from the last position that came.
 
         Who may call it: tools.
         """
@@ -869,10 +923,20 @@ def add_ReplayBufferServiceServicer_to_server(servicer, server):
                     request_deserializer=headrace_dot_v1_dot_replay__pb2.ResumeRunRequest.FromString,
                     response_serializer=headrace_dot_v1_dot_replay__pb2.ResumeRunResponse.SerializeToString,
             ),
+            'DrainWorker': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrainWorker,
+                    request_deserializer=headrace_dot_v1_dot_replay__pb2.DrainWorkerRequest.FromString,
+                    response_serializer=headrace_dot_v1_dot_replay__pb2.DrainWorkerResponse.SerializeToString,
+            ),
             'CloseCircuit': grpc.unary_unary_rpc_method_handler(
                     servicer.CloseCircuit,
                     request_deserializer=headrace_dot_v1_dot_replay__pb2.CloseCircuitRequest.FromString,
                     response_serializer=headrace_dot_v1_dot_replay__pb2.CloseCircuitResponse.SerializeToString,
+            ),
+            'DropPrompts': grpc.unary_unary_rpc_method_handler(
+                    servicer.DropPrompts,
+                    request_deserializer=headrace_dot_v1_dot_replay__pb2.DropPromptsRequest.FromString,
+                    response_serializer=headrace_dot_v1_dot_replay__pb2.DropPromptsResponse.SerializeToString,
             ),
             'LocatePrompt': grpc.unary_unary_rpc_method_handler(
                     servicer.LocatePrompt,
@@ -1754,6 +1818,33 @@ class ReplayBufferService:
             _registered_method=True)
 
     @staticmethod
+    def DrainWorker(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.v1.ReplayBufferService/DrainWorker',
+            headrace_dot_v1_dot_replay__pb2.DrainWorkerRequest.SerializeToString,
+            headrace_dot_v1_dot_replay__pb2.DrainWorkerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def CloseCircuit(request,
             target,
             options=(),
@@ -1770,6 +1861,33 @@ class ReplayBufferService:
             '/headrace.v1.ReplayBufferService/CloseCircuit',
             headrace_dot_v1_dot_replay__pb2.CloseCircuitRequest.SerializeToString,
             headrace_dot_v1_dot_replay__pb2.CloseCircuitResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DropPrompts(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.v1.ReplayBufferService/DropPrompts',
+            headrace_dot_v1_dot_replay__pb2.DropPromptsRequest.SerializeToString,
+            headrace_dot_v1_dot_replay__pb2.DropPromptsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -93,7 +93,12 @@ class ReplayBufferServiceStub:
     """
     RenewLeases: _grpc.UnaryUnaryMultiCallable[_replay_pb2.RenewLeasesRequest, _replay_pb2.RenewLeasesResponse]
     """Extends leases and learns which were lost or cancelled, and whether there
-    are newer weights. Safe to repeat.
+    are newer weights. May report how far sessions have come, so that another
+    worker can go on with them. Safe to repeat: what is known of a session is
+    neither changed nor added again.
+
+    Errors:
+    - INVALID_ARGUMENT, reason INVALID_FIELD: a draft is malformed.
 
     Who may call it: workers.
     """
@@ -155,10 +160,13 @@ class ReplayBufferServiceStub:
     ReturnGroups: _grpc.UnaryUnaryMultiCallable[_replay_pb2.ReturnGroupsRequest, _replay_pb2.ReturnGroupsResponse]
     """Gives back groups of a sampled part whose trajectories cannot be read. They
     return to PENDING without their sessions, and the part reopens for as many.
-    Safe to repeat: groups that are not in the part any more are ignored.
+    Safe to repeat: `attempts` say which sampling is meant, so that a repeat that
+    comes after the groups were made and sampled again answers as the first time
+    and changes nothing.
 
     Errors:
     - FAILED_PRECONDITION, reason TRAINER_FENCED, STEP_OUT_OF_ORDER.
+    - INVALID_ARGUMENT, reason INVALID_FIELD: not as many attempts as groups.
 
     Who may call it: the trainer.
     """
@@ -328,8 +336,32 @@ class ReplayBufferServiceStub:
 
     Who may call it: tools.
     """
+    DrainWorker: _grpc.UnaryUnaryMultiCallable[_replay_pb2.DrainWorkerRequest, _replay_pb2.DrainWorkerResponse]
+    """Sends a worker home: it learns of it with its next call, leases nothing
+    more, hands back what is not done, and ends. Not in the journal: a replay
+    buffer that is started again before that has to be told again. Safe to
+    repeat.
+
+    Errors:
+    - NOT_FOUND, reason WORKER_UNKNOWN: no such worker was heard of lately.
+
+    Who may call it: tools.
+    """
     CloseCircuit: _grpc.UnaryUnaryMultiCallable[_replay_pb2.CloseCircuitRequest, _replay_pb2.CloseCircuitResponse]
     """Closes an open circuit, after its cause was mended. Safe to repeat.
+
+    Who may call it: tools.
+    """
+    DropPrompts: _grpc.UnaryUnaryMultiCallable[_replay_pb2.DropPromptsRequest, _replay_pb2.DropPromptsResponse]
+    """Drops prompts that nobody can do, as cancelled: all that are named, or none.
+    Only what is PENDING, RUNNING or FAILED; a lease on it is lost. Safe to
+    repeat: what is dropped already stays so.
+
+    Errors:
+    - NOT_FOUND, reason PROMPT_UNKNOWN: one was never fed, or is forgotten.
+    - FAILED_PRECONDITION, reason PROMPT_IN_USE: one is FINISHED, SAMPLED or
+      TRAINED.
+    - INVALID_ARGUMENT, reason INVALID_FIELD: none is named, or more than 4096.
 
     Who may call it: tools.
     """
@@ -363,6 +395,10 @@ class ReplayBufferServiceStub:
     WatchEvents: _grpc.UnaryStreamMultiCallable[_replay_pb2.WatchEventsRequest, _replay_pb2.WatchEventsResponse]
     """Streams the journal from after `after_position` on, and goes on as it grows.
     Changes nothing.
+
+    Errors:
+    - UNAVAILABLE, reason NOT_READY: the journal cannot be read now, or has failed;
+      the message says why. Ask again, from the last position that came.
 
     Who may call it: tools.
     """
@@ -432,7 +468,12 @@ class ReplayBufferServiceAsyncStub(ReplayBufferServiceStub):
     """
     RenewLeases: _aio.UnaryUnaryMultiCallable[_replay_pb2.RenewLeasesRequest, _replay_pb2.RenewLeasesResponse]  # type: ignore[assignment]
     """Extends leases and learns which were lost or cancelled, and whether there
-    are newer weights. Safe to repeat.
+    are newer weights. May report how far sessions have come, so that another
+    worker can go on with them. Safe to repeat: what is known of a session is
+    neither changed nor added again.
+
+    Errors:
+    - INVALID_ARGUMENT, reason INVALID_FIELD: a draft is malformed.
 
     Who may call it: workers.
     """
@@ -494,10 +535,13 @@ class ReplayBufferServiceAsyncStub(ReplayBufferServiceStub):
     ReturnGroups: _aio.UnaryUnaryMultiCallable[_replay_pb2.ReturnGroupsRequest, _replay_pb2.ReturnGroupsResponse]  # type: ignore[assignment]
     """Gives back groups of a sampled part whose trajectories cannot be read. They
     return to PENDING without their sessions, and the part reopens for as many.
-    Safe to repeat: groups that are not in the part any more are ignored.
+    Safe to repeat: `attempts` say which sampling is meant, so that a repeat that
+    comes after the groups were made and sampled again answers as the first time
+    and changes nothing.
 
     Errors:
     - FAILED_PRECONDITION, reason TRAINER_FENCED, STEP_OUT_OF_ORDER.
+    - INVALID_ARGUMENT, reason INVALID_FIELD: not as many attempts as groups.
 
     Who may call it: the trainer.
     """
@@ -667,8 +711,32 @@ class ReplayBufferServiceAsyncStub(ReplayBufferServiceStub):
 
     Who may call it: tools.
     """
+    DrainWorker: _aio.UnaryUnaryMultiCallable[_replay_pb2.DrainWorkerRequest, _replay_pb2.DrainWorkerResponse]  # type: ignore[assignment]
+    """Sends a worker home: it learns of it with its next call, leases nothing
+    more, hands back what is not done, and ends. Not in the journal: a replay
+    buffer that is started again before that has to be told again. Safe to
+    repeat.
+
+    Errors:
+    - NOT_FOUND, reason WORKER_UNKNOWN: no such worker was heard of lately.
+
+    Who may call it: tools.
+    """
     CloseCircuit: _aio.UnaryUnaryMultiCallable[_replay_pb2.CloseCircuitRequest, _replay_pb2.CloseCircuitResponse]  # type: ignore[assignment]
     """Closes an open circuit, after its cause was mended. Safe to repeat.
+
+    Who may call it: tools.
+    """
+    DropPrompts: _aio.UnaryUnaryMultiCallable[_replay_pb2.DropPromptsRequest, _replay_pb2.DropPromptsResponse]  # type: ignore[assignment]
+    """Drops prompts that nobody can do, as cancelled: all that are named, or none.
+    Only what is PENDING, RUNNING or FAILED; a lease on it is lost. Safe to
+    repeat: what is dropped already stays so.
+
+    Errors:
+    - NOT_FOUND, reason PROMPT_UNKNOWN: one was never fed, or is forgotten.
+    - FAILED_PRECONDITION, reason PROMPT_IN_USE: one is FINISHED, SAMPLED or
+      TRAINED.
+    - INVALID_ARGUMENT, reason INVALID_FIELD: none is named, or more than 4096.
 
     Who may call it: tools.
     """
@@ -702,6 +770,10 @@ class ReplayBufferServiceAsyncStub(ReplayBufferServiceStub):
     WatchEvents: _aio.UnaryStreamMultiCallable[_replay_pb2.WatchEventsRequest, _replay_pb2.WatchEventsResponse]  # type: ignore[assignment]
     """Streams the journal from after `after_position` on, and goes on as it grows.
     Changes nothing.
+
+    Errors:
+    - UNAVAILABLE, reason NOT_READY: the journal cannot be read now, or has failed;
+      the message says why. Ask again, from the last position that came.
 
     Who may call it: tools.
     """
@@ -804,7 +876,12 @@ class ReplayBufferServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_replay_pb2.RenewLeasesResponse, _abc.Awaitable[_replay_pb2.RenewLeasesResponse]]:
         """Extends leases and learns which were lost or cancelled, and whether there
-        are newer weights. Safe to repeat.
+        are newer weights. May report how far sessions have come, so that another
+        worker can go on with them. Safe to repeat: what is known of a session is
+        neither changed nor added again.
+
+        Errors:
+        - INVALID_ARGUMENT, reason INVALID_FIELD: a draft is malformed.
 
         Who may call it: workers.
         """
@@ -908,10 +985,13 @@ class ReplayBufferServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_replay_pb2.ReturnGroupsResponse, _abc.Awaitable[_replay_pb2.ReturnGroupsResponse]]:
         """Gives back groups of a sampled part whose trajectories cannot be read. They
         return to PENDING without their sessions, and the part reopens for as many.
-        Safe to repeat: groups that are not in the part any more are ignored.
+        Safe to repeat: `attempts` say which sampling is meant, so that a repeat that
+        comes after the groups were made and sampled again answers as the first time
+        and changes nothing.
 
         Errors:
         - FAILED_PRECONDITION, reason TRAINER_FENCED, STEP_OUT_OF_ORDER.
+        - INVALID_ARGUMENT, reason INVALID_FIELD: not as many attempts as groups.
 
         Who may call it: the trainer.
         """
@@ -1191,12 +1271,48 @@ class ReplayBufferServiceServicer(metaclass=_abc_1.ABCMeta):
         """
 
     @_abc_1.abstractmethod
+    def DrainWorker(
+        self,
+        request: _replay_pb2.DrainWorkerRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_replay_pb2.DrainWorkerResponse, _abc.Awaitable[_replay_pb2.DrainWorkerResponse]]:
+        """Sends a worker home: it learns of it with its next call, leases nothing
+        more, hands back what is not done, and ends. Not in the journal: a replay
+        buffer that is started again before that has to be told again. Safe to
+        repeat.
+
+        Errors:
+        - NOT_FOUND, reason WORKER_UNKNOWN: no such worker was heard of lately.
+
+        Who may call it: tools.
+        """
+
+    @_abc_1.abstractmethod
     def CloseCircuit(
         self,
         request: _replay_pb2.CloseCircuitRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_replay_pb2.CloseCircuitResponse, _abc.Awaitable[_replay_pb2.CloseCircuitResponse]]:
         """Closes an open circuit, after its cause was mended. Safe to repeat.
+
+        Who may call it: tools.
+        """
+
+    @_abc_1.abstractmethod
+    def DropPrompts(
+        self,
+        request: _replay_pb2.DropPromptsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_replay_pb2.DropPromptsResponse, _abc.Awaitable[_replay_pb2.DropPromptsResponse]]:
+        """Drops prompts that nobody can do, as cancelled: all that are named, or none.
+        Only what is PENDING, RUNNING or FAILED; a lease on it is lost. Safe to
+        repeat: what is dropped already stays so.
+
+        Errors:
+        - NOT_FOUND, reason PROMPT_UNKNOWN: one was never fed, or is forgotten.
+        - FAILED_PRECONDITION, reason PROMPT_IN_USE: one is FINISHED, SAMPLED or
+          TRAINED.
+        - INVALID_ARGUMENT, reason INVALID_FIELD: none is named, or more than 4096.
 
         Who may call it: tools.
         """
@@ -1260,6 +1376,10 @@ class ReplayBufferServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_replay_pb2.WatchEventsResponse], _abc.AsyncIterator[_replay_pb2.WatchEventsResponse]]:
         """Streams the journal from after `after_position` on, and goes on as it grows.
         Changes nothing.
+
+        Errors:
+        - UNAVAILABLE, reason NOT_READY: the journal cannot be read now, or has failed;
+          the message says why. Ask again, from the last position that came.
 
         Who may call it: tools.
         """

@@ -25,7 +25,7 @@ def top(
     from rich.console import Console
 
     from headrace.cli.find import tool_security
-    from headrace.cli.top.places import Places
+    from headrace.cli.places import Places
     from headrace.cli.top.session import Top
 
     places = Places.find(run, replay, tool_security(replay, token_file, ca))

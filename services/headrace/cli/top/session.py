@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.live import Live
 
 from headrace.cli.addresses import Addresses
+from headrace.cli.places import REPLAY, Places
 from headrace.cli.top.dialog import END, Dialog, Mode
-from headrace.cli.top.places import REPLAY, Places
 from headrace.cli.top.screen import Shown, Where, screen, table
 from headrace.cli.top.terminal import keyboard
 from headrace.cli.view import SERVICES, View
@@ -100,7 +100,10 @@ class Top:
         """See whether the run's replay buffer answers, and read the steps so far."""
         address = self._places.addresses({}).get(REPLAY)
         if address is None:
-            raise UsageError(f"{self._places.name} has no replay buffer yet; is it started?")
+            raise UsageError(
+                f"{self._places.name}: no replay buffer is running; what a run leaves behind is "
+                "shown by `headrace status --run DIR`"
+            )
         self._addresses.announce(REPLAY, address)
         answered = await self._watcher.reach()
         run_id = answered.process.run_id if answered is not None else ""
@@ -122,7 +125,7 @@ class Top:
         for name, address in self._places.addresses(passed_on).items():
             self._addresses.announce(name, address)
         # Workers come and go: one that went home is not waited for.
-        left = self._places.gone() - SERVICES
+        left = self._places.gone(set(self._addresses.all) - SERVICES)
         self._view.kept = frozenset(set(self._addresses.all) - left)
         return sorted(set(self._addresses.all) - known)
 

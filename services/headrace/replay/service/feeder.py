@@ -16,7 +16,7 @@ class FeederCalls(Calls):
             feeding.open_feed(
                 self._ledger,
                 self._settings,
-                row_count=request.row_count,
+                row_count=(feeding.UNKNOWN_LENGTH if request.length_unknown else request.row_count),
                 fingerprint=request.fingerprint,
             )
             self._buffer.peers.hear("feeder", request.address)
@@ -41,13 +41,14 @@ class FeederCalls(Calls):
             return pb.AwaitDemandResponse(
                 demand=feeding.demand(self._ledger, self._settings),
                 cursor=self._ledger.cursor,
-                ended=bool(self._ledger.ended_by),
-                surplus_count=feeding.surplus_count(self._ledger),
+                ended=self._buffer.is_over,
+                surplus_count=feeding.surplus_count(self._ledger) if self._buffer.is_over else 0,
             )
 
         def look() -> pb.AwaitDemandResponse | None:
             now = answer()
-            return now if now.demand or now.ended else None
+            is_news = not now.ended if request.after_end else now.demand or now.ended
+            return now if is_news else None
 
         wanted = await self._buffer.until(look, checked_wait(request.wait_s)) or answer()
         await self._buffer.settled()

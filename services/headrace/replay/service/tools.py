@@ -59,6 +59,12 @@ class ToolCalls(Calls):
 
         return await self._turn(turn)
 
+    async def DrainWorker(
+        self, request: pb.DrainWorkerRequest, context: Context
+    ) -> pb.DrainWorkerResponse:
+        self._buffer.workers.send_home(request.worker_id)
+        return pb.DrainWorkerResponse(lease_count=self._ledger.groups.leases[request.worker_id])
+
     async def CloseCircuit(
         self, request: pb.CloseCircuitRequest, context: Context
     ) -> pb.CloseCircuitResponse:
@@ -69,6 +75,12 @@ class ToolCalls(Calls):
             return pb.CloseCircuitResponse(was_open=was_open)
 
         return await self._turn(turn)
+
+    async def DropPrompts(
+        self, request: pb.DropPromptsRequest, context: Context
+    ) -> pb.DropPromptsResponse:
+        dropped = await self._turn(lambda: dropping.drop_named(self._ledger, request.uids))
+        return pb.DropPromptsResponse(uids=dropped)
 
     async def LocatePrompt(
         self, request: pb.LocatePromptRequest, context: Context

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from headrace.errors import InvalidFieldError
-from headrace.replay import circuit, leasing
+from headrace.replay import circuit, drafts, leasing
 from headrace.replay.group import Group
 from headrace.replay.service.base import Calls, Context, checked_wait
 from headrace.v1 import prompt_pb2
@@ -34,12 +34,14 @@ class WorkerCalls(Calls):
         if not 1 <= request.max_count <= leasing.MAX_LEASES_PER_CALL:
             raise InvalidFieldError("max_count", f"must be 1 to {leasing.MAX_LEASES_PER_CALL}")
         self._buffer.workers.hear(worker_id)
+        if self._buffer.workers.goes_home(worker_id):
+            return pb.LeasePromptsResponse(go_home=True)
         newest = self._ledger.latest_weights
         blocked_by = ""
 
         def look() -> pb.LeasePromptsResponse | None:
             nonlocal blocked_by
-            if self._ledger.ended_by:
+            if self._buffer.is_over:
                 return pb.LeasePromptsResponse(ended=True)
             leasing.check_weights(self._ledger, request.weights, request.weights_checksum)
             self._confirm(request)
@@ -50,6 +52,7 @@ class WorkerCalls(Calls):
             blocked_by = allowed.blocked_by
             leased = leasing.lease(
                 self._ledger,
+                self._settings,
                 worker_id=worker_id,
                 weights=request.weights,
                 count=min(allowed.count, request.max_count),
@@ -99,6 +102,7 @@ class WorkerCalls(Calls):
             expires_in_s=self._buffer.deadlines.lease_s,
             payload=group.payload,
             missing_sessions=group.missing(self._ledger.n),
+            drafts=group.drafts.values(),
             sampling=prompt_pb2.SamplingParams(
                 temperature=self._settings.temperature,
                 max_response_length=self._settings.max_response_length,
@@ -110,17 +114,31 @@ class WorkerCalls(Calls):
     ) -> pb.RenewLeasesResponse:
         worker_id = checked_worker(request.worker_id)
         self._buffer.workers.hear(worker_id)
-        statuses = [leasing.status_of(self._ledger, worker_id, ref) for ref in request.leases]
-        for ref, status in zip(request.leases, statuses, strict=True):
-            if status == leasing.HELD:
-                self._buffer.deadlines.extend(self._ledger.groups[ref.uid])
-        answer = pb.RenewLeasesResponse(
-            statuses=statuses,
-            expires_in_s=self._buffer.deadlines.lease_s,
-            latest_weights=self._ledger.latest_weights,
-        )
-        await self._buffer.settled()
-        return answer
+        drafts.check(self._ledger, request.progress)
+
+        def turn() -> pb.RenewLeasesResponse:
+            statuses = [leasing.status_of(self._ledger, worker_id, ref) for ref in request.leases]
+            for ref, status in zip(request.leases, statuses, strict=True):
+                if status == leasing.HELD:
+                    self._buffer.deadlines.extend(self._ledger.groups[ref.uid])
+            kept = drafts.keep(
+                self._ledger,
+                self._settings,
+                [
+                    (each, leasing.holder(self._ledger, worker_id, each.lease))
+                    for each in request.progress
+                ],
+                worker_id=worker_id,
+            )
+            return pb.RenewLeasesResponse(
+                statuses=statuses,
+                expires_in_s=self._buffer.deadlines.lease_s,
+                latest_weights=self._ledger.latest_weights,
+                go_home=self._buffer.workers.goes_home(worker_id),
+                kept_counts=kept,
+            )
+
+        return await self._turn(turn)
 
     async def CompleteSessions(
         self, request: pb.CompleteSessionsRequest, context: Context
@@ -169,7 +187,7 @@ class WorkerCalls(Calls):
 
         def look() -> pb.AwaitWeightsResponse | None:
             latest = self._ledger.latest_weights
-            if self._ledger.ended_by:
+            if self._buffer.is_over:
                 return pb.AwaitWeightsResponse(ended=True)
             if latest is None or (has is not None and latest.id == has):
                 return None

@@ -1,4 +1,4 @@
-"""Where `headrace top` finds the processes of a run."""
+"""Where commands find the processes of a run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.cli.top.places import Places
+from headrace.cli.places import Places
 from headrace.config.config import Config
 from headrace.config.load import dump_config
 from headrace.config.rundir import RunDirectory
@@ -68,7 +68,9 @@ def test_a_process_that_is_gone_is_told_from_one_that_is_there(directory: RunDir
     announce(directory, "worker-0", pid=os.getpid())
     announce(directory, "worker-1", pid=dead_pid())
 
-    assert Places.find(directory.path, None, NOBODY).gone() == {"worker-1"}
+    known = ("worker-0", "worker-1", "worker-2")
+    assert Places.find(directory.path, None, NOBODY).gone(known) == {"worker-1", "worker-2"}
+    assert Places.find(None, "host:1", NOBODY).gone(known) == set()
 
 
 @pytest.mark.parametrize("address", ["host", "host:", ":7001x", "7001"])

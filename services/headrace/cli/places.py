@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from headrace.cli.find import run_directory
+from headrace.client.finding import absence_in_words, announced_address
+from headrace.client.wire import WireLedger
 from headrace.config.load import load_config
 from headrace.config.rundir import RunDirectory
 from headrace.errors import UsageError
@@ -15,6 +16,8 @@ from headrace.rpc import announce
 from headrace.rpc.security import Security
 
 REPLAY = "replay"
+_ROLES = {"checkpoint": "checkpoint coordinator"}
+"""What messages call a process, where its name is not what it is."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +60,35 @@ class Places:
             return {**passed_on, REPLAY: self.replay}
         return {name: found.address for name, found in self._announced().items()}
 
-    def gone(self) -> set[str]:
-        """Name those whose process is not there any more, if it ever was on this machine."""
-        return {name for name, found in self._announced().items() if not _lives(found.pid)}
+    def find_process(self, name: str) -> str:
+        """Give `host:port` of a process beside the replay buffer.
+
+        Raises:
+            UsageError: it is not running, or nobody has said where it listens.
+
+        """
+        if self.directory is not None:
+            address = announced_address(self.directory, name)
+            absent = absence_in_words(self.directory, name)
+            where = f"{self.directory.path}: the {_ROLES.get(name, name)} {absent}"
+        else:
+            answer = WireLedger(self.replay, self.security).status()
+            address = answer.addresses.get(name)
+            where = (
+                f"the replay buffer at {self.replay} does not know where the "
+                f"{_ROLES.get(name, name)} listens: it has not called since that was started, or "
+                f"endpoints.{name} is not configured there"
+            )
+        if address is None:
+            raise UsageError(where)
+        return address
+
+    def gone(self, known: Iterable[str]) -> set[str]:
+        """Name those of `known` that are not there any more, if they ever were on this machine."""
+        if self.directory is None:
+            return set()
+        found = self._announced()
+        return {name for name in known if name not in found or not found[name].lives}
 
     def _announced(self) -> dict[str, announce.Announcement]:
         if self.directory is None:
@@ -67,13 +96,3 @@ class Places:
         folder = self.directory.endpoint_file("any").parent
         found = {file.stem: announce.read(file) for file in sorted(folder.glob("*.json"))}
         return {name: each for name, each in found.items() if each is not None}
-
-
-def _lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
