@@ -1,6 +1,6 @@
 """The worker as a process: engine, rewards, channels, service, loops.
 
-torch is imported only if the torch engine is configured.
+What an engine needs is imported only if it is configured.
 """
 
 from __future__ import annotations
@@ -8,17 +8,14 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-from collections.abc import Callable
 from contextlib import AsyncExitStack
 from typing import Final
 
 from headrace.config.config import Config
-from headrace.config.rollout import ScriptedEngine as ScriptedEngineConfig
 from headrace.errors import UsageError
 from headrace.log import get_logger
 from headrace.rollout.download import Downloads
-from headrace.rollout.engines.base import Engine
-from headrace.rollout.engines.scripted import ScriptedEngine
+from headrace.rollout.engines.make import make_engine
 from headrace.rollout.metrics import TimedRewards, Timings, WorkerMetrics
 from headrace.rollout.rewards.make import make_rewards
 from headrace.rollout.scratch import Scratch
@@ -27,7 +24,6 @@ from headrace.rollout.worker import Worker, WorkerSettings
 from headrace.rpc.channel import open_channel
 from headrace.rpc.process import Process, ProcessOptions
 from headrace.tokenizer.load import load_tokenizer
-from headrace.tokenizer.tokenizer import Tokenizer
 from headrace.v1 import replay_pb2_grpc, store_pb2_grpc, trainer_pb2_grpc
 
 OK: Final = 0
@@ -56,7 +52,13 @@ async def run(config: Config, options: ProcessOptions) -> int:
         stack.push_async_callback(process.close)
         tokenizer = await asyncio.to_thread(load_tokenizer, config.model)
         timings = Timings(process.registry)
-        engine = await asyncio.to_thread(make_engine, config, tokenizer, timings.batch_ended)
+        engine = await asyncio.to_thread(
+            make_engine,
+            config,
+            tokenizer,
+            waits=process.waits,
+            batch_ended=timings.batch_ended,
+        )
         rewards = TimedRewards(make_rewards(config.reward, process.waits), timings)
         stack.push_async_callback(rewards.close)
         stack.push_async_callback(engine.close)
@@ -126,39 +128,6 @@ def settings(config: Config, name: str) -> WorkerSettings:
         max_generation_s=config.rollout.max_generation_s,
         lease_s=config.ledger.lease_s,
         idle_after_s=config.watchdog.idle_after_s,
-    )
-
-
-def make_engine(
-    config: Config, tokenizer: Tokenizer, batch_ended: Callable[[float], None]
-) -> Engine:
-    """Make the engine of `rollout.engine`. `batch_ended` is told the seconds of each batch.
-
-    Raises:
-        UsageError: Its packages are missing, or its device cannot be used.
-
-    """
-    section = config.rollout.engine
-    if isinstance(section, ScriptedEngineConfig):
-        return ScriptedEngine(
-            section,
-            vocab_size=tokenizer.vocab_size,
-            eos_id=tokenizer.eos_id,
-            partial=config.rollout.partial_rollout,
-        )
-    try:
-        from headrace.rollout.engines.torch_engine import TorchEngine
-    except ImportError as error:
-        raise UsageError(
-            "rollout.engine.kind: torch needs packages that are not installed: "
-            f"pip install 'headrace[rollout]' ({error})"
-        ) from error
-    return TorchEngine(
-        section,
-        eos_id=tokenizer.eos_id,
-        seed=config.trainer.seed,
-        partial=config.rollout.partial_rollout,
-        batch_ended=batch_ended,
     )
 
 

@@ -1,0 +1,365 @@
+"""The engine that has a vLLM of its own.
+
+vLLM is started with the first weights. Later ones come into the running one:
+
+    shut the gate ─► (drain) ─► freeze ─► replace ─► thaw ─► probe ─► open the gate
+
+Either the sequences under way are drained, each finished by the weights it began with; or they go
+on with the new ones behind what they have (`partial`). No sequence is given back before the probe
+has found that vLLM computes with its weights what the trainer does. A vLLM that is dead, or whose
+weights are not certain, is ended, and the next load starts another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from headrace.config.vllm import VllmEngine as VllmEngineConfig
+from headrace.errors import UsageError
+from headrace.log import get_logger
+from headrace.rollout.engines import probe, vllm_args
+from headrace.rollout.engines.base import (
+    EngineError,
+    EngineLoad,
+    EngineLostError,
+    EngineStatus,
+    Response,
+    Sample,
+    SampleRequest,
+)
+from headrace.rollout.engines.gate import Gate
+from headrace.rollout.engines.model import WEIGHTS_NAME
+from headrace.rollout.engines.probe import Probe, ProbeError
+from headrace.rollout.engines.vllm_life import Life, Piece
+from headrace.rollout.engines.vllm_stats import StatKeeper
+from headrace.rollout.engines.weights import confirm
+from headrace.rpc.waits import Waits
+from headrace.v1 import prompt_pb2, trajectory_pb2
+
+_START_S: Final = 1800.0
+"""A start that takes longer is a stall: a large model is read, compiled and warmed up in it."""
+_LOOK_EVERY_S: Final = 0.1
+_FINISH_REASONS: Final = {
+    "stop": trajectory_pb2.FINISH_REASON_STOP,
+    "length": trajectory_pb2.FINISH_REASON_LENGTH,
+}
+
+log = get_logger()
+
+
+class VllmEngine:
+    """Samples with vLLM.
+
+    Args:
+        config: The engine's section.
+        eos_id: The token that ends a response.
+        seed: What is drawn follows from it, and from what else was sampled before and beside.
+        max_length: The most tokens of a prompt with its response.
+        partial: Whether sequences under way go on with newer weights.
+        silence_s: A vLLM that gives no token for so long, though it should, is dead.
+        waits: Where it is named what is waited for.
+
+    """
+
+    kind = "vllm"
+
+    def __init__(
+        self,
+        config: VllmEngineConfig,
+        *,
+        eos_id: int,
+        seed: int,
+        max_length: int,
+        partial: bool,
+        silence_s: float,
+        waits: Waits,
+    ) -> None:
+        self._config = config
+        self._eos_id = eos_id
+        self._seed = seed
+        self._max_length = max_length
+        self._partial = partial
+        self._silence_s = silence_s
+        self._waits = waits
+        self._life: Life | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self._weights = prompt_pb2.WeightsId()
+        self._gate = Gate()
+        self._agreed = asyncio.Event()
+        """That the weights are what the trainer computes with."""
+        self._under_way: set[asyncio.Task[Sample]] = set()
+        self._inside: set[asyncio.Task[Any]] = set()
+        """Those of them that vLLM knows."""
+        self._ending: asyncio.Task[None] | None = None
+        """The end of a life that was given up."""
+        self._tell_lost: Callable[[], None] = lambda: None
+        self._load = EngineLoad()
+        self._length = _MeanLength(max_length)
+        self._generated = 0
+        self._aborted = 0
+        self._probe_gap: float | None = None
+
+    async def start(self) -> None:
+        """Do nothing: vLLM is started with the first weights."""
+
+    async def close(self) -> None:
+        """Abort what is under way, and end vLLM's processes."""
+        for task in self._under_way:
+            task.cancel()
+        await asyncio.gather(*self._under_way, return_exceptions=True)
+        await self._end_life()
+
+    def when_lost(self, tell: Callable[[], None]) -> None:
+        """Have `tell` called when vLLM has died by itself."""
+        self._tell_lost = tell
+
+    def status(self) -> EngineStatus:
+        """Say what was done so far."""
+        return EngineStatus(
+            generated_token_count=self._generated,
+            aborted_token_count=self._aborted,
+            probe_gap=self._probe_gap,
+            held_back_s=self._gate.shut_s,
+            room=self._room(),
+            load=self._load,
+        )
+
+    def _room(self) -> int | None:
+        if self._life is None:
+            return None
+        if self._gate.is_shut:
+            return 0
+        fitting = int(self._life.kv_token_count / self._length.tokens)
+        return max(1, min(fitting, self._life.max_sequences))
+
+    async def load(self, weights: prompt_pb2.PublishedWeights) -> None:
+        """Take weights, and confirm by the probe that vLLM has them.
+
+        Raises:
+            EngineError: They are not what was published; the old ones stay. Or they cannot be
+                loaded, or vLLM finds other log-probabilities with them; then vLLM is ended.
+            UsageError: vLLM cannot do what is configured.
+
+        """
+        if self._ending is not None:
+            await asyncio.shield(self._ending)
+        directory = await asyncio.to_thread(confirm, weights)
+        wanted = await asyncio.to_thread(probe.read, directory)
+        with self._gate.shut():
+            try:
+                if self._life is None:
+                    await self._start_life(directory, weights.id)
+                else:
+                    await self._update_life(self._life, directory, weights.id)
+                async with asyncio.timeout(self._silence_s):
+                    await self._compare(wanted)
+            except (UsageError, asyncio.CancelledError):
+                await self._end_life()
+                raise
+            except Exception as error:  # whatever vLLM raises: its weights are not certain
+                await self._end_life()
+                raise _lost(error, f"version {weights.id.version} was not loaded") from error
+            self._agreed.set()
+
+    async def _start_life(self, directory: Path, weights: prompt_pb2.WeightsId) -> None:
+        args = vllm_args.make_arguments(
+            self._config, directory, max_length=self._max_length, seed=self._seed
+        )
+        with self._waits.waiting(
+            "vLLM to start", owner="vllm", ends_when="the model is loaded", stall_after_s=_START_S
+        ):
+            life = await Life.start(args, lambda: StatKeeper(self._load), _label(weights))
+        self._life = life
+        self._weights = weights
+        self._gate.places = life.max_sequences + life.max_sequences // 4
+        self._watch = asyncio.create_task(self._keep_watch(life), name="vllm watch")
+
+    async def _update_life(
+        self, life: Life, directory: Path, weights: prompt_pb2.WeightsId
+    ) -> None:
+        if not self._partial:
+            with self._waits.waiting(
+                "sequences to end",
+                owner="vllm",
+                ends_when=f"those that version {self._weights.version} began are done",
+            ):
+                await self._gate.empty()
+        with self._waits.waiting(
+            "vLLM to take weights", owner="vllm", ends_when=f"version {weights.version} is loaded"
+        ):
+            async with asyncio.timeout(self._silence_s):
+                await life.freeze()
+                self._agreed.clear()
+                await life.replace_weights(directory / WEIGHTS_NAME, _label(weights))
+                # What was made before has long been taken: it came before the first answer.
+                self._weights = weights
+                await life.thaw()
+
+    async def _compare(self, wanted: Probe | None) -> None:
+        self._probe_gap = None
+        if wanted is None or self._life is None:
+            return
+        found = await self._life.score(wanted.sequences)
+        try:
+            self._probe_gap = wanted.check(
+                found, dtype=self._config.dtype, tolerance=self._config.logprob_tolerance
+            )
+        except ProbeError as error:
+            self._probe_gap = error.mean
+            raise
+
+    async def _keep_watch(self, life: Life) -> None:
+        """Give up a life that is over, and say so."""
+        while not life.is_dead and life.silent_s < self._silence_s:  # noqa: ASYNC110
+            await asyncio.sleep(_LOOK_EVERY_S)
+        log.error("engine_lost", engine=self.kind, why="died" if life.is_dead else "is silent")
+        if life is self._life:
+            self._give_up_life()
+            self._tell_lost()
+
+    def _give_up_life(self) -> None:
+        """Have no vLLM any more: what is under way in it ends, and its processes do."""
+        life, self._life = self._life, None
+        if life is None:
+            return
+        for task in self._inside:
+            task.cancel()
+        self._agreed.set()
+        self._ending = asyncio.create_task(life.close(), name="vllm end")
+
+    async def _end_life(self) -> None:
+        self._give_up_life()
+        if self._watch is not None:
+            self._watch.cancel()
+        if self._ending is not None:
+            await asyncio.shield(self._ending)
+
+    def generate(self, requests: Sequence[SampleRequest]) -> list[asyncio.Future[Sample]]:
+        """Sample each as soon as there is a place for it."""
+        futures: list[asyncio.Future[Sample]] = []
+        for request in requests:
+            task = asyncio.create_task(self._sample(request), name=f"sample {request.uid}")
+            self._under_way.add(task)
+            task.add_done_callback(self._under_way.discard)
+            futures.append(task)
+        return futures
+
+    async def _sample(self, request: SampleRequest) -> Sample:
+        task = asyncio.current_task()
+        assert task is not None
+        async with self._gate.entered():
+            life = self._life
+            if life is None:
+                raise EngineLostError("vLLM was lost before it began with this sequence")
+            self._inside.add(task)
+            begun = len(request.response.token_ids)
+            try:
+                sample = await self._stream(life, request)
+                await self._agreed.wait()
+                if life is not self._life:
+                    raise EngineLostError("vLLM was lost before its weights were confirmed")  # noqa: TRY301
+            except BaseException as error:
+                self._aborted += len(request.response.token_ids) - begun
+                if isinstance(error, EngineError):
+                    raise
+                if life is not self._life or life.is_dead:
+                    raise _lost(error, "vLLM was lost") from error
+                if isinstance(error, Exception):
+                    raise EngineError(_one_line(error)) from error
+                raise
+            finally:
+                self._inside.discard(task)
+        self._length.add(len(request.prompt_token_ids) + len(sample.response.token_ids))
+        return sample
+
+    async def _stream(self, life: Life, request: SampleRequest) -> Sample:
+        """Put what vLLM makes behind what there is of a response, until it is done."""
+        response = request.response
+        begun = len(response.token_ids)
+        last: Piece | None = None
+        async for last in life.sample(
+            [*request.prompt_token_ids, *response.token_ids],
+            temperature=request.temperature,
+            max_tokens=request.max_response_length - begun,
+            stop_id=self._eos_id,
+        ):
+            response.extend(last.token_ids, last.logprobs, self._weights)
+            self._generated += len(last.token_ids)
+        if last is None:
+            raise EngineError("vLLM gave nothing")
+        _confirm_spans(response, begun, last.labels)
+        return Sample(response, self._finish_reason(request, last.end))
+
+    def _finish_reason(
+        self, request: SampleRequest, end: str | None
+    ) -> trajectory_pb2.FinishReason.ValueType:
+        """Say how a response ended, if it is whole.
+
+        Raises:
+            EngineError: It is not.
+
+        """
+        tokens, limit = request.response.token_ids, request.max_response_length
+        whole = (end == "stop" and tokens[-1:] == [self._eos_id]) or (
+            end == "length" and len(tokens) == limit
+        )
+        if end is None or not whole:
+            raise EngineError(f"vLLM ended a response after {len(tokens)} of {limit} tokens: {end}")
+        if not all(map(math.isfinite, request.response.logprobs)):
+            raise EngineError("vLLM gave a log-probability that is not a number")
+        return _FINISH_REASONS[end]
+
+
+class _MeanLength:
+    """The mean number of tokens of a sequence: the most there can be, until there were some."""
+
+    def __init__(self, most: int) -> None:
+        self.tokens = float(most)
+        self._count = 0
+
+    def add(self, tokens: int) -> None:
+        """Take a sequence that is done. The latest 1,000 or so count."""
+        self._count = min(self._count + 1, 1000)
+        self.tokens += (tokens - self.tokens) / self._count
+
+
+def _confirm_spans(response: Response, begun: int, labels: Sequence[tuple[str, int]]) -> None:
+    """See that vLLM says the same of which weights made the tokens from `begun` on.
+
+    Raises:
+        EngineError: It says something else.
+
+    """
+    end = begun
+    for label, count in labels:
+        begin, end = end, end + count
+        for span in response.weight_spans:
+            if span.begin < end and span.end > begin and _label(span) != label:
+                raise EngineError(
+                    f"tokens {begin} to {end} of a response were made by {label} as vLLM says, and "
+                    f"by {_label(span)} as it was understood"
+                )
+    if end != len(response.token_ids):
+        raise EngineError(
+            f"vLLM says of {end} tokens which weights made them, of {len(response.token_ids)}"
+        )
+
+
+def _label(weights: prompt_pb2.WeightsId | trajectory_pb2.WeightSpan) -> str:
+    return f"{weights.lineage}/{weights.version}"
+
+
+def _lost(error: BaseException, what: str) -> EngineError:
+    """Say that the weights are gone with an error; a probe's error stays what it is."""
+    if isinstance(error, EngineError):
+        error.weights_lost = True
+        return error
+    return EngineLostError(f"{what}: {_one_line(error)}")
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:500]
