@@ -204,6 +204,13 @@ class PromptUnknownError(WireError):
     reason = "PROMPT_UNKNOWN"
 
 
+class RunTooShortError(WireError):
+    """The run would have fewer steps, or prompts, than it has behind it."""
+
+    code = StatusCode.FAILED_PRECONDITION
+    reason = "RUN_TOO_SHORT"
+
+
 class WorkerUnknownError(WireError):
     """No such worker was heard of lately."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from ledger_world import World, settings
 
-from headrace.errors import InvalidFieldError
+from headrace.errors import RunTooShortError
 from headrace.replay import feeding
 from headrace.replay.audit import audit
 from headrace.v1 import prompt_pb2, replay_pb2
@@ -173,7 +173,10 @@ def test_the_same_data_for_more_steps_makes_the_run_longer_and_never_shorter_tha
 
     world.settings = longer
     world.step()
-    with pytest.raises(InvalidFieldError, match=r"set trainer\.total_training_steps"):
+    with pytest.raises(
+        RunTooShortError,
+        match=r"total_training_steps: 1 is fewer than the 2 steps .* give 2 or more",
+    ):
         feeding.open_feed(
             world.ledger, settings(total_steps=1, window_size=0), row_count=40, fingerprint="f"
         )

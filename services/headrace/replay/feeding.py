@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headrace.errors import DataChangedError, FeedGapError, FeedNotOpenError, InvalidFieldError
+from headrace.errors import (
+    DataChangedError,
+    FeedGapError,
+    FeedNotOpenError,
+    InvalidFieldError,
+    RunTooShortError,
+)
 from headrace.replay import circuit
 from headrace.replay.ending import at_end, end_run
 from headrace.replay.ledger import Ledger
@@ -27,7 +33,8 @@ def open_feed(
     The same data for another number of steps or epochs makes the run longer or shorter.
 
     Raises:
-        InvalidFieldError: there are not enough rows for one batch, or for what is trained already.
+        InvalidFieldError: there are not enough rows for one batch.
+        RunTooShortError: the run would end before where it is.
         DataChangedError: the run was opened with another data set.
 
     """
@@ -53,12 +60,17 @@ def open_feed(
     total_steps = min(total_steps, settings.total_steps or total_steps)
     if (ordinal_count, total_steps) == (known.ordinal_count, known.total_steps):
         return
-    if ordinal_count < ledger.cursor or total_steps < ledger.committed_step:
-        raise InvalidFieldError(
-            "row_count",
-            f"{total_steps} steps with {ordinal_count} prompts are fewer than this run has behind "
-            f"it ({ledger.committed_step} steps, {ledger.cursor} prompts): set "
-            "trainer.total_training_steps and trainer.total_epochs back",
+    if ordinal_count < ledger.cursor:
+        raise RunTooShortError(
+            f"trainer.total_epochs: {settings.epochs} epochs of {row_count} rows are {ordinal_count} "
+            f"prompts, and this run has read {ledger.cursor} already: give more epochs, or start "
+            "another run (run.name or run.run_dir)"
+        )
+    if total_steps < ledger.committed_step:
+        raise RunTooShortError(
+            f"trainer.total_training_steps: {total_steps} is fewer than the "
+            f"{ledger.committed_step} steps that this run has trained already: give "
+            f"{ledger.committed_step} or more, or start another run (run.name or run.run_dir)"
         )
     ledger.emit(
         journal.FeedOpened(

@@ -253,6 +253,8 @@ class ReplayBufferServiceServicer:
         Errors:
         - FAILED_PRECONDITION, reason DATA_CHANGED: the run was opened with another
         data set; both fingerprints are in the metadata.
+        - FAILED_PRECONDITION, reason RUN_TOO_SHORT: with the steps and epochs that
+        are configured the run would end before where it is.
         - INVALID_ARGUMENT, reason INVALID_FIELD: fewer rows than a batch.
 
         Who may call it: the feeder.

@@ -46,6 +46,8 @@ class ReplayBufferServiceStub:
     Errors:
     - FAILED_PRECONDITION, reason DATA_CHANGED: the run was opened with another
       data set; both fingerprints are in the metadata.
+    - FAILED_PRECONDITION, reason RUN_TOO_SHORT: with the steps and epochs that
+      are configured the run would end before where it is.
     - INVALID_ARGUMENT, reason INVALID_FIELD: fewer rows than a batch.
 
     Who may call it: the feeder.
@@ -421,6 +423,8 @@ class ReplayBufferServiceAsyncStub(ReplayBufferServiceStub):
     Errors:
     - FAILED_PRECONDITION, reason DATA_CHANGED: the run was opened with another
       data set; both fingerprints are in the metadata.
+    - FAILED_PRECONDITION, reason RUN_TOO_SHORT: with the steps and epochs that
+      are configured the run would end before where it is.
     - INVALID_ARGUMENT, reason INVALID_FIELD: fewer rows than a batch.
 
     Who may call it: the feeder.
@@ -799,6 +803,8 @@ class ReplayBufferServiceServicer(metaclass=_abc_1.ABCMeta):
         Errors:
         - FAILED_PRECONDITION, reason DATA_CHANGED: the run was opened with another
           data set; both fingerprints are in the metadata.
+        - FAILED_PRECONDITION, reason RUN_TOO_SHORT: with the steps and epochs that
+          are configured the run would end before where it is.
         - INVALID_ARGUMENT, reason INVALID_FIELD: fewer rows than a batch.
 
         Who may call it: the feeder.
