@@ -86,13 +86,15 @@ class World:
         *,
         reward: RewardConfig | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
-        max_groups: int = 64,
+        max_groups: int | None = 64,
+        group_size: int = 2,
         max_generation_s: float = 30,
         lease_s: float = 60,
         lease_wait_s: float = 0.2,
         idle_after_s: float | None = None,
         pauses: Callable[[float], Awaitable[None]] = asyncio.sleep,
         downloads: Downloads | None = None,
+        engine_type: type[ScriptedEngine] = ScriptedEngine,
     ) -> None:
         for address, serve in (
             (self.replay_address, self.serve_ledger), (self.store_address, self.serve_store)
@@ -103,7 +105,7 @@ class World:
         rewards = make_rewards(reward or RewardConfig(), self.waits)
         self.stack.push_async_callback(rewards.close)
         await rewards.start()
-        scripted = ScriptedEngine(
+        scripted = engine_type(
             engine or ScriptedConfig(kind="scripted", mean_latency_s=0),
             vocab_size=VOCAB, eos_id=EOS, sleep=sleep,
         )  # fmt: skip
@@ -112,7 +114,7 @@ class World:
         store = await self.stack.enter_async_context(open_channel(self.store_address))
         self.worker = Worker(
             WorkerSettings(
-                worker_id="worker-0-1-ab", max_groups_in_flight=max_groups,
+                worker_id="worker-0-1-ab", max_groups_in_flight=max_groups, group_size=group_size,
                 max_leases_per_call=256, max_generation_s=max_generation_s, lease_s=lease_s, lease_wait_s=lease_wait_s,
                 idle_after_s=idle_after_s,
             ),

@@ -11,74 +11,20 @@ from typing import Any
 
 import pytest
 import torch
+from probed import GPT2, QWEN3, publish, sequences, settings, trained
 from safetensors.torch import load_file, save_file
 
-from headrace.config.model import AlphabetTokenizer, ModelConfig
 from headrace.config.rollout import TorchEngine as TorchConfig
 from headrace.rollout.engines import probe
 from headrace.rollout.engines.base import EngineError, SampleRequest
 from headrace.rollout.engines.probe import Probe, ProbeError
 from headrace.rollout.engines.torch_engine import TorchEngine
 from headrace.tokenizer import load_tokenizer
-from headrace.trainer.model import build_model
 from headrace.trainer.probe import draw_sequences, make_probe
 from headrace.trainer.publisher import save_model
-from headrace.v1 import prompt_pb2
 from headrace.weights.directory import write
 from headrace.weights.manifest import WeightsDamagedError
 from headrace.weights.probe import PROBE_NAME, ScoredSequence, TrainerProbe, parse
-
-GPT2: dict[str, Any] = {
-    "architecture": "gpt2",
-    "options": {"n_layer": 2, "n_embd": 32, "n_head": 4, "n_positions": 24},
-}
-QWEN3: dict[str, Any] = {
-    "architecture": "qwen3",
-    "options": {
-        "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
-        "max_position_embeddings": 24, "tie_word_embeddings": True,
-    },
-}  # fmt: skip
-TOKENIZER = AlphabetTokenizer(alphabet="0123456789", eos=";")
-
-
-def settings(seed: int = 0, **model: Any) -> ModelConfig:
-    return ModelConfig(**{**GPT2, "tokenizer": TOKENIZER, "seed": seed, **model})
-
-
-def trained(config: ModelConfig) -> Any:
-    """Give a model whose distribution is not flat, as that of fresh weights is."""
-    model = build_model(config, load_tokenizer(config), max_length=24)
-    with torch.no_grad():
-        for weight in model.parameters():
-            if weight.dim() > 1:
-                weight.mul_(8)
-    return model
-
-
-def sequences() -> list[list[int]]:
-    return draw_sequences(load_tokenizer(settings()), max_length=24)
-
-
-def publish(
-    root: Path, model: Any, version: int, *, spoil: Callable[[Path], None] = lambda _: None
-) -> prompt_pb2.PublishedWeights:
-    """As a trainer does; `spoil` changes the files before they get their checksums."""
-
-    def save(directory: Path) -> None:
-        save_model(model, directory)
-        (directory / PROBE_NAME).write_bytes(make_probe(model, sequences()).to_bytes())
-        spoil(directory)
-
-    directory, checksum = write(
-        root, run_id=root.name, lineage="main", version=version, write_files=save
-    )
-    return prompt_pb2.PublishedWeights(
-        id=prompt_pb2.WeightsId(lineage="main", version=version),
-        uri=str(directory),
-        checksum=checksum,
-    )
 
 
 @asynccontextmanager
@@ -206,6 +152,7 @@ async def test_a_probe_that_the_model_cannot_score_is_an_error_of_the_engine(
 async def test_an_older_trainers_weights_are_taken_with_one_warning(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    probe._warn.cache_clear()
     async with running() as engine:
         for version in (0, 1):
             weights = publish(
