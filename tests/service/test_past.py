@@ -7,14 +7,17 @@ from typing import Any
 
 import pytest
 from ledger_world import settings
+from replay_resumes import OPEN
 from replay_server import Replay, replay_server
 
 from headrace.cli.past import Past
 from headrace.config.config import Config
 from headrace.config.load import dump_config
 from headrace.config.rundir import RunDirectory
+from headrace.config.wish import name_resume, wish_of
 from headrace.errors import UsageError
 from headrace.v1 import replay_pb2 as pb
+from headrace.v1.resume_pb2 import ResumeState
 
 
 def config(directory: Path, *, save_freq: int = 1, **sections: Any) -> Config:
@@ -104,10 +107,10 @@ async def test_a_run_is_finished_when_it_is_over_and_its_last_step_is_saved(
     words = past.finished_in_words()
     assert words.startswith(f"{tmp_path} is finished: 1 of 1 steps; to ")
     assert words.endswith("to start another run: run.name=NAME or run.run_dir=DIR")
-    assert ("run.run_id=r resume.mode=path" in words) == (save_freq > 0)
+    assert ("resume.mode=path resume.path=" in words) == (save_freq > 0)
 
 
-async def test_a_finished_run_that_is_asked_to_go_back_is_not_taken_for_done(
+async def test_a_finished_run_that_is_asked_to_go_back_goes_on_until_that_is_done(
     tmp_path: Path,
 ) -> None:
     async with replay_server(tmp_path / "journal", settings()) as replay:
@@ -115,15 +118,31 @@ async def test_a_finished_run_that_is_asked_to_go_back_is_not_taken_for_done(
         await saved(replay, incarnation)
         await replay.stub.EndRun(pb.EndRunRequest(incarnation=incarnation))
     directory = left(tmp_path, config(tmp_path))
-    Past.of(directory, config(tmp_path)).check_is_to_be_left(config(tmp_path))
+    assert Past.of(directory, config(tmp_path)).finished
 
     back = config(tmp_path, resume={"mode": "path", "path": "somewhere/global_step_1"})
     anew = config(tmp_path, resume={"mode": "disable", "allow": ["new_lineage"]})
     for asked in (back, anew):
         past = Past.of(directory, asked)
-        assert past.finished
-        with pytest.raises(UsageError, match=r"is not done: .* is finished: 1 of 1 steps"):
-            past.check_is_to_be_left(asked)
+        assert not past.finished
+        assert past.going_on_in_words() == (
+            f"going on with {tmp_path}: step 1 of 1, checkpoint 1; it was finished, and goes back"
+        )
+
+    async with replay_server(tmp_path / "journal", settings()) as replay:
+        name = name_resume(wish_of(back.resume), ResumeState(), "x")
+        trainer = await go_back(replay, 1, name)
+        assert not Past.of(directory, back).finished
+        await replay.stub.EndRun(pb.EndRunRequest(incarnation=trainer))
+    assert Past.of(directory, back).finished
+    assert not Past.of(directory, anew).finished
+
+
+async def go_back(replay: Replay, step: int, name: str) -> int:
+    """Be another trainer, and resume; give its number."""
+    trainer = await replay.begin_resume(step, name)
+    await replay.until_phase(trainer, step, OPEN, name=name)
+    return trainer
 
 
 async def test_what_was_finished_without_checkpoints_stays_so_when_they_are_wanted(

@@ -126,20 +126,22 @@ class ReplayResumes:
         await self.lease_with(self.weights(step))
         assert (await self.advance(REISSUE)).state.phase == REISSUE
 
-    async def until_phase(self, trainer: int, step: int, phase: Any) -> None:
+    async def until_phase(
+        self, trainer: int, step: int, phase: Any, *, name: str = "resume"
+    ) -> None:
         """Go on as far as this phase, from wherever the resume is; None = not at all."""
         for stage in (STORE, LEDGER, "rolled back", WEIGHTS, REISSUE, WARMUP, OPEN):
             if phase is None:
                 return
             if stage == "rolled back":
-                await self.roll_back()
+                await self.roll_back(name=name)
             else:
                 if stage == REISSUE:
                     await self.publish(trainer, step)
                     await self.lease_with(self.weights(step))
                 if stage == OPEN:
                     await self.feed()
-                answer = await self.advance(stage)  # type: ignore[arg-type]
+                answer = await self.advance(stage, name=name)  # type: ignore[arg-type]
                 assert not answer.blocked_by
             if stage == phase:
                 return

@@ -168,3 +168,42 @@ def test_a_late_call_does_not_begin_a_snapshot_again_that_has_ended() -> None:
     with pytest.raises(SnapshotLostError):
         cutting.begin_cut(world.ledger, snapshot_id="a", step=1)
     assert world.ledger.snapshot is None
+
+
+# -- what was given up
+
+
+def test_a_snapshot_that_is_given_up_is_remembered_until_older_ones_are_not_kept() -> None:
+    world = World(settings(window_size=8))
+    world.train(1)
+    world.begin_cut("a")
+    world.end_cut(committed=False)
+    world.train(1)
+    world.begin_cut("b")
+    world.new_trainer()
+    assert world.ledger.given_up == {1: "a", 2: "b"}
+    world.restart()
+    assert world.ledger.given_up == {1: "a", 2: "b"}
+
+    world.begin_cut("c")
+    assert world.ledger.given_up == {1: "a"}, "its directory is made anew"
+    world.end_cut(oldest_step=1)
+    assert world.ledger.given_up == {1: "a"}
+    world.train(1)
+    world.save(oldest_step=2)
+    assert world.ledger.given_up == {}
+
+
+@pytest.mark.parametrize("by", ["store", "resume", "snapshot"])
+def test_whatever_comes_between_gives_a_snapshot_up(by: str) -> None:
+    world = World(settings(window_size=8))
+    world.train(1)
+    world.begin_cut("a")
+    if by == "store":
+        rows.register_store(world.ledger, incarnation="s2", capacity_bytes=10**9)
+    elif by == "resume":
+        world.begin_resume(0)
+    else:
+        world.train(1)
+        world.begin_cut("b")
+    assert world.ledger.given_up == {1: "a"}

@@ -6,6 +6,9 @@
     all damaged          refused                             refused
     over, and saved      finished                            -
 
+    resume.path          roll back to it, over or not        restore it
+    a new lineage        start over                          start over
+
 Only checkpoints of the run's own time line count. What tells that there was a checkpoint once, even
 if nothing of it can be read: a manifest, the pointer, or the ledger's word. So a run never begins
 again from scratch in silence.
@@ -13,7 +16,6 @@ again from scratch in silence.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -22,6 +24,7 @@ from headrace.checkpoint.directory import Found
 from headrace.checkpoint.lines import is_on_line
 from headrace.checkpoint.manifest import Manifest
 from headrace.config.checkpoint import ResumeConfig
+from headrace.config.wish import AUTO, is_fulfilled, wish_of
 from headrace.errors import CannotResumeError, NoValidCheckpointError
 from headrace.v1 import checkpoint_pb2 as pb
 from headrace.v1 import replay_pb2, resume_pb2, store_pb2
@@ -30,6 +33,7 @@ BEGIN: Final = pb.RESUME_ACTION_BEGIN
 ROLL_BACK: Final = pb.RESUME_ACTION_ROLL_BACK
 RESTORE: Final = pb.RESUME_ACTION_RESTORE
 FINISHED: Final = pb.RESUME_ACTION_FINISHED
+START_OVER: Final = pb.RESUME_ACTION_START_OVER
 KEEP: Final = pb.STORE_ACTION_KEEP
 RELOAD: Final = pb.STORE_ACTION_RESTORE
 REGENERATE: Final = pb.STORE_ACTION_REGENERATE
@@ -83,25 +87,7 @@ class Choice:
     skipped: tuple[Found, ...] = ()
     had_checkpoint: bool = False
     """There was one once: if no candidate is whole, nothing is begun from scratch."""
-    from_scratch: bool = False
-    """What there is is left behind on purpose."""
     notes: tuple[str, ...] = field(default=())
-
-
-def wish_of(resume: ResumeConfig) -> str:
-    """Name what the configuration asks for beyond `auto`, to be done once and not at each restart.
-
-    The name goes into the resume's id, and so into the journal.
-    """
-    if resume.mode == "auto" or (resume.mode == "disable" and "new_lineage" not in resume.allow):
-        return "auto"
-    text = f"{resume.mode} {resume.path} {resume.salvage}"
-    return hashlib.sha256(text.encode()).hexdigest()[:8]
-
-
-def is_fulfilled(wish: str, status: replay_pb2.GetReplayStatusResponse) -> bool:
-    """Whether the last resume was begun with the same wish, and so all that came after it."""
-    return wish == "auto" or status.resume.resume_id.startswith(f"{wish}-")
 
 
 def choose(
@@ -130,7 +116,7 @@ def choose(
 
     """
     wish = wish_of(resume)
-    if is_fulfilled(wish, status) and resume.mode != "auto" and wish != "auto":
+    if wish != AUTO and is_fulfilled(wish, status.resume):
         if named is not None and named.manifest and named.step not in [one.step for one in found]:
             found = sorted([*found, named], key=lambda one: -one.step)
         chosen = _automatic(status, found, run_id=run_id, latest=latest, saves=saves)
@@ -234,15 +220,25 @@ def _depth(found: Found) -> int:
 def _anew(
     status: replay_pb2.GetReplayStatusResponse, found: Sequence[Found], resume: ResumeConfig
 ) -> Choice:
-    if status.fresh and all(one.unfinished for one in found):
+    has_begun = not status.fresh or not all(one.unfinished for one in found)
+    if "new_lineage" in resume.allow:
+        return Choice(START_OVER, notes=(_left_behind(status, found),) if has_begun else ())
+    if not has_begun:
         return Choice(BEGIN)
-    if "new_lineage" not in resume.allow:
-        there = "there are checkpoints" if status.fresh else "there is a journal"
-        raise CannotResumeError(
-            f"resume.mode: disable begins from scratch, and {there} of this run: give "
-            "another run.run_dir, or leave behind what there is with resume.allow=[new_lineage]"
-        )
-    return Choice(ROLL_BACK, from_scratch=True)
+    there = "there are checkpoints" if status.fresh else "there is a journal"
+    raise CannotResumeError(
+        f"resume.mode: disable begins from scratch, and {there} of this run: give "
+        "another run.run_dir, or leave behind what there is with resume.allow=[new_lineage]"
+    )
+
+
+def _left_behind(status: replay_pb2.GetReplayStatusResponse, found: Sequence[Found]) -> str:
+    steps = ", ".join(str(one.step) for one in found) or "none"
+    return (
+        f"resume.mode: disable: the run begins again; of the time line {status.lineage} are left "
+        f"behind {status.committed_step} trained steps, {status.counts.fed} prompts, and the "
+        f"checkpoints (of steps: {steps}), which are moved aside"
+    )
 
 
 def _named(status: replay_pb2.GetReplayStatusResponse, named: Found, *, run_id: str) -> Choice:

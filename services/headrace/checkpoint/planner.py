@@ -15,14 +15,15 @@ from headrace.checkpoint.plan import (
     FINISHED,
     RESTORE,
     ROLL_BACK,
+    START_OVER,
     Choice,
     Plan,
     choose,
     nothing_whole,
     store_action,
-    wish_of,
 )
 from headrace.config.config import Config
+from headrace.config.wish import is_done_by, wish_of
 from headrace.errors import CannotResumeError
 from headrace.v1 import replay_pb2, resume_pb2, store_pb2
 
@@ -104,7 +105,7 @@ class Planner:
             action=choice.action,
             committed_step=status.committed_step,
             checkpoint=checkpoint,
-            salvage=resume.salvage == "valid" and not choice.from_scratch,
+            salvage=resume.salvage == "valid",
             skipped=() if choice.action == FINISHED else skipped,
             notes=choice.notes,
         )
@@ -123,13 +124,15 @@ class Planner:
     ) -> Plan | None:
         """Give the plan of a resume that has begun; None if its checkpoint is gone."""
         resume = self._config.resume
-        as_wished = begun.resume_id.startswith(f"{wish_of(resume)}-")
-        from_scratch = resume.mode == "disable" and as_wished
+        as_wished = is_done_by(wish_of(resume), begun.resume_id)
+        restores = begun.restored or (status.fresh and begun.step)
         plan = Plan(
-            action=RESTORE if begun.restored or (status.fresh and begun.step) else ROLL_BACK,
+            action=RESTORE if restores else ROLL_BACK,
             committed_step=status.committed_step,
-            salvage=resume.salvage == "valid" and not from_scratch,
+            salvage=resume.salvage == "valid",
         )
+        if resume.mode == "disable" and as_wished:
+            return replace(plan, action=START_OVER)
         if begun.step == 0:
             return plan
         places = [self._directory.uri(begun.step)]

@@ -25,11 +25,20 @@ from headrace.checkpoint.changes import Changes
 from headrace.checkpoint.directory import CheckpointDirectory
 from headrace.checkpoint.leaving import leave_behind
 from headrace.checkpoint.peers import Peers
-from headrace.checkpoint.plan import BEGIN, FINISHED, RELOAD, RESTORE, Plan, under_way, wish_of
+from headrace.checkpoint.plan import (
+    BEGIN,
+    FINISHED,
+    RELOAD,
+    RESTORE,
+    START_OVER,
+    Plan,
+    under_way,
+)
 from headrace.checkpoint.planner import Planner
 from headrace.checkpoint.resumed_rows import ResumedRows
 from headrace.checkpoint.snapshots import Snapshots
 from headrace.config.config import Config
+from headrace.config.wish import name_resume, wish_of
 from headrace.errors import ResumeLostError, TrainerFencedError
 from headrace.failpoints import reach
 from headrace.log import get_logger
@@ -189,7 +198,7 @@ class Resume:
             notes=list(plan.notes),
         )
         request = replay_pb2.BeginResumeRequest(
-            resume_id=f"{wish_of(self._config.resume)}-{self._new_id()}",
+            resume_id=name_resume(wish_of(self._config.resume), status.resume, self._new_id()),
             incarnation=self.incarnation,
             step=plan.step,
         )
@@ -217,6 +226,7 @@ class Resume:
         request = replay_pb2.RollBackRequest(
             resume_id=self._resume_id,
             restore=plan.action == RESTORE,
+            start_over=plan.action == START_OVER,
             store_incarnation=self._rows.store_incarnation,
             salvage=plan.salvage,
         )

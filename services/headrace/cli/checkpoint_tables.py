@@ -19,7 +19,13 @@ _ACTIONS: Final = {
     pb.RESUME_ACTION_ROLL_BACK: "roll back: the journal is there",
     pb.RESUME_ACTION_RESTORE: "restore: the journal is lost, the ledger comes from the checkpoint",
     pb.RESUME_ACTION_FINISHED: "nothing: the run is finished",
+    pb.RESUME_ACTION_START_OVER: "start over: all there is is left behind (resume.mode: disable)",
 }
+_GOING_BACK: Final = (
+    pb.RESUME_ACTION_ROLL_BACK,
+    pb.RESUME_ACTION_RESTORE,
+    pb.RESUME_ACTION_START_OVER,
+)
 _ROWS: Final = {
     pb.STORE_ACTION_KEEP: "the store has them",
     pb.STORE_ACTION_RESTORE: "loaded from the checkpoint",
@@ -68,7 +74,7 @@ def _problems(checkpoints: Iterable[pb.Checkpoint]) -> Iterator[str]:
 def plan_table(plan: pb.ResumePlan) -> Text:
     """Show what a resume would do."""
     pairs: list[Fact] = [("plan", _ACTIONS[plan.action])]
-    if plan.action in (pb.RESUME_ACTION_ROLL_BACK, pb.RESUME_ACTION_RESTORE):
+    if plan.action in _GOING_BACK:
         origin = f"step {plan.step}" if plan.step else "the beginning, before step 1"
         pairs += [
             ("goes back to", f"{origin}, and trains step {plan.step + 1} next"),

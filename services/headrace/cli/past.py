@@ -12,6 +12,7 @@ from headrace.cli.single import makes_checkpoints
 from headrace.config.config import Config
 from headrace.config.load import load_config
 from headrace.config.rundir import RunDirectory
+from headrace.config.wish import is_fulfilled, wish_of
 from headrace.errors import HeadraceError, UsageError
 from headrace.v1 import replay_pb2
 
@@ -31,8 +32,8 @@ class Past:
     """What its journal says; None if that is lost, damaged, or in Redis."""
     saved: bool
     """Whether that run makes checkpoints."""
-    run_id: str
-    """The run."""
+    goes_back: bool
+    """Whether it is asked to go back to before its end, and has not done that."""
 
     @classmethod
     def of(cls, directory: RunDirectory, config: Config) -> Self:
@@ -52,13 +53,14 @@ class Past:
             or before.journal.kind == "redis"
         )
         saves = [makes_checkpoints(each) for each in (before, config)]
-        return cls(directory, began, status, all(saves), config.run.run_id)
+        goes_back = status is not None and not is_fulfilled(wish_of(config.resume), status.resume)
+        return cls(directory, began, status, all(saves), goes_back)
 
     @property
     def finished(self) -> bool:
         """Whether there is nothing more to do."""
         status = self.status
-        if status is None or not status.ended:
+        if status is None or not status.ended or self.goes_back:
             return False
         return not self.saved or status.saved_step == status.committed_step
 
@@ -75,26 +77,9 @@ class Past:
         words += f"{status.committed_step} of {status.total_steps or '?'} steps; "
         if self.saved:
             words += (
-                "to train on from a checkpoint of it: run.run_dir=ANOTHER "
-                f"run.run_id={self.run_id} resume.mode=path resume.path=…/global_step_N; "
+                "to go back to a checkpoint of it: resume.mode=path resume.path=…/global_step_N; "
             )
         return words + ANOTHER
-
-    def check_is_to_be_left(self, config: Config) -> None:
-        """Find out whether a finished run is asked to go back, which it cannot.
-
-        Raises:
-            UsageError: `resume` names what was not done before the run was finished.
-
-        """
-        # Imported here, as the first run of a directory has nothing to go back from.
-        from headrace.checkpoint.plan import is_fulfilled, wish_of
-
-        assert self.status is not None
-        if not is_fulfilled(wish_of(config.resume), self.status):
-            raise UsageError(
-                f"resume.mode: {config.resume.mode} is not done: {self.finished_in_words()}"
-            )
 
     def going_on_in_words(self) -> str:
         """Say what is gone on with, in a line."""
@@ -103,7 +88,9 @@ class Past:
             return words
         steps = f"step {self.status.committed_step} of {self.status.total_steps or '?'}"
         saved = self.status.saved_step
-        return f"{words}: {steps}, " + (f"checkpoint {saved}" if saved else "no checkpoint yet")
+        words += f": {steps}, " + (f"checkpoint {saved}" if saved else "no checkpoint yet")
+        is_reopened = self.status.ended and self.goes_back
+        return f"{words}; it was finished, and goes back" if is_reopened else words
 
     def check_can_go_on(self, config: Config) -> None:
         """Find early what the trainer would find when everything is started.

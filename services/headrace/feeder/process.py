@@ -117,8 +117,9 @@ async def _serve(
         feed.address = advertised(await process.start(add_services), host)
         await feed.open()
         process.ready()
-        await feed.run()
-        await process.until_stopped()
+        while not process.stopping.is_set():
+            await feed.run()
+            await feed.reopened()
     except Stopped:
         return
     finally:

@@ -82,6 +82,7 @@ def to_base(
         saved_step=ledger.saved_step,
         oldest_step=table.covered_step,
         ended_snapshot=ledger.ended_snapshot,
+        given_up=ledger.given_up,
         groups=[_to_stored(table, group) for group in table.in_order_of_settling()],
         forgotten_trained=table.forgotten[TRAINED],
         forgotten_dropped={
@@ -136,6 +137,7 @@ def from_base(base: journal.LedgerBase) -> Ledger:
     ledger.snapshot = base.snapshot if base.HasField("snapshot") else None
     ledger.saved_step = base.saved_step
     ledger.ended_snapshot = base.ended_snapshot
+    ledger.given_up = dict(base.given_up)
     ledger.groups.cover(base.oldest_step)
     _restore_circuit(ledger, base)
     ledger.groups.recall_forgotten(base.forgotten_trained, base.forgotten_dropped)

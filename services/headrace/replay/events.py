@@ -42,6 +42,7 @@ Event: TypeAlias = (
     | journal.ResumeBegun
     | journal.ResumeAdvanced
     | journal.LedgerRestored
+    | journal.LedgerEmptied
     | journal.LineageOpened
     | journal.RowsLost
 )

@@ -81,6 +81,8 @@ class Ledger:
         """The snapshot under way."""
         self.ended_snapshot = ""
         """The last snapshot that ended."""
+        self.given_up: dict[int, str] = {}
+        """Snapshots that were given up, by step, as far as checkpoints are kept."""
         self.saved_step = 0
         """The step of the newest checkpoint of this time line; 0 = there is none."""
         self._outbox: list[journal.JournalRecord] = []
@@ -298,7 +300,7 @@ class Ledger:
             self.former_trainers.add(self.trainer_id)
         self.trainer_id = event.trainer_id
         self.trainer_incarnation = event.incarnation
-        self.snapshot = None
+        timeline_events.give_up_snapshot(self)
         self.open_step = None
         for sampled in list(self.groups.sampled.values()):
             with self.groups.changing(sampled) as group:
@@ -358,7 +360,7 @@ class Ledger:
         self.store_capacity = event.capacity_bytes
         if not changed:
             return
-        self.snapshot = None
+        timeline_events.give_up_snapshot(self)
         for live in [group for group in self.groups.live() if group.sessions]:
             with self.groups.changing(live) as group:
                 if group.state in (RUNNING, FINISHED):

@@ -48,6 +48,7 @@ def status(
         data_fingerprint=ledger.feed.fingerprint,
         trainer_incarnation=ledger.trainer_incarnation,
         fresh=ledger.is_fresh,
+        given_up=ledger.given_up,
     )
 
 

@@ -82,6 +82,29 @@ def current(ledger: Ledger, resume_id: str) -> resume_pb2.ResumeState:
     return resume
 
 
+def start_over(ledger: Ledger, resume_id: str) -> None:
+    """Leave everything behind: the run begins again. `roll_back` follows. A repeat changes nothing.
+
+    The groups that there were need not be remembered, as for a roll back to step 0.
+
+    Raises:
+        ResumeLostError: another resume has begun.
+        InvalidFieldError: the resume goes back to a later step.
+
+    """
+    resume = current(ledger, resume_id)
+    if resume.step:
+        raise InvalidFieldError("start_over", f"is for step 0, and this resume is of {resume.step}")
+    if not resume.lineage:
+        ledger.emit(
+            journal.LedgerEmptied(
+                resume_id=resume_id,
+                committed_step=ledger.committed_step,
+                counts=ledger.groups.to_counts(),
+            )
+        )
+
+
 def roll_back(ledger: Ledger, resume_id: str, rollback: Rollback) -> None:
     """Go back to the resume's step and open a new time line there. A repeat changes nothing.
 

@@ -2,6 +2,7 @@
 
     SnapshotBegun ─► SnapshotEnded
     ResumeBegun ─► ResumeAdvanced … ─► [LedgerRestored] ─► LineageOpened ─► RowsLost … ─► OPEN
+                                       [LedgerEmptied]
 
 Decisions are in `headrace.replay.{cutting,resuming}`.
 """
@@ -21,22 +22,34 @@ if TYPE_CHECKING:
     from headrace.replay.ledger import Ledger
 
 
+def give_up_snapshot(ledger: Ledger) -> None:
+    """Note that the snapshot under way, if any, does not come to its end."""
+    if ledger.snapshot is not None:
+        ledger.given_up[ledger.snapshot.step] = ledger.snapshot.snapshot_id
+    ledger.snapshot = None
+
+
 def _on_snapshot_begun(ledger: Ledger, event: journal.SnapshotBegun) -> None:
+    ledger.given_up.pop(event.step, None)  # Its directory is made anew.
     ledger.snapshot = resume_pb2.SnapshotState(
         snapshot_id=event.snapshot_id, step=event.step, position=ledger.position
     )
 
 
 def _on_snapshot_ended(ledger: Ledger, event: journal.SnapshotEnded) -> None:
-    ledger.snapshot = None
     ledger.ended_snapshot = event.snapshot_id
     if event.committed:
+        ledger.snapshot = None
         ledger.saved_step = event.step
         ledger.groups.cover(event.oldest_step)
+        for step in [step for step in ledger.given_up if step < event.oldest_step]:
+            del ledger.given_up[step]
+    else:
+        give_up_snapshot(ledger)
 
 
 def _on_resume_begun(ledger: Ledger, event: journal.ResumeBegun) -> None:
-    ledger.snapshot = None
+    give_up_snapshot(ledger)
     ledger.resume = resume_pb2.ResumeState(
         resume_id=event.resume_id,
         phase=resume_pb2.RESUME_PHASE_PLAN,
@@ -72,9 +85,25 @@ _OF_THIS_JOURNAL = (
     "trainer_incarnation",
     "store_incarnation",
     "store_capacity",
+    "given_up",
     "_outbox",
 )
 """What a restored ledger keeps of the one whose place it takes."""
+
+
+def _on_ledger_emptied(ledger: Ledger, event: journal.LedgerEmptied) -> None:
+    opened = journal.RunOpened(
+        run_id=ledger.run_id,
+        n=ledger.n,
+        train_batch_size=ledger.batch_size,
+        basis=ledger.basis,
+    )
+    kept = {name: getattr(ledger, name) for name in (*_OF_THIS_JOURNAL, *_OF_THIS_RUN)}
+    vars(ledger).update(vars(type(ledger)(opened)) | kept)
+
+
+_OF_THIS_RUN = ("lineages", "former_trainers", "ended_snapshot", "feed", "paused")
+"""What an emptied ledger keeps beside that: who is fenced, the data, and a user's word."""
 
 
 def _on_lineage_opened(ledger: Ledger, event: journal.LineageOpened) -> None:
@@ -139,6 +168,7 @@ HANDLERS: Mapping[str, Callable[[Ledger, Any], None]] = {
     "resume_begun": _on_resume_begun,
     "resume_advanced": _on_resume_advanced,
     "ledger_restored": _on_ledger_restored,
+    "ledger_emptied": _on_ledger_emptied,
     "lineage_opened": _on_lineage_opened,
     "rows_lost": _on_rows_lost,
 }

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from headrace.errors import CannotResumeError, InvalidFieldError
 from headrace.failpoints import reach
+from headrace.log import get_logger
 from headrace.replay import cutting, feeding, resuming, sampling
 from headrace.replay.cut_file import read_cut, sessions_of, write_cut
 from headrace.replay.journal.base import Journal
@@ -25,6 +26,8 @@ from headrace.v1 import journal_pb2, resume_pb2
 from headrace.v1 import replay_pb2 as pb
 
 KEYS_PER_PAGE = 16384
+
+log = get_logger()
 
 _T = TypeVar("_T")
 
@@ -123,6 +126,9 @@ class CoordinatorCalls(Calls):
 
         def turn() -> pb.RollBackResponse:
             resume = resuming.current(self._ledger, request.resume_id)
+            was_over = bool(self._ledger.ended_by)
+            if request.start_over:
+                resuming.start_over(self._ledger, request.resume_id)
             if base is not None and not request.restore:
                 resuming.check_cut(self._ledger, base, resume.step)
             if request.restore and base is not None and not resume.restored:
@@ -137,11 +143,26 @@ class CoordinatorCalls(Calls):
                     cut=sessions_of(base) if base is not None else {},
                 ),
             )
+            if was_over:
+                self._set_length()
             return pb.RollBackResponse(state=self._state())
 
         answer = await self._turn(turn)
         reach("ledger.rolled_back")
         return answer
+
+    def _set_length(self) -> None:
+        """Make a run that was over, and heard no feeder any more, as long as it is configured."""
+        feed = self._ledger.feed
+        try:
+            feeding.open_feed(
+                self._ledger,
+                self._settings,
+                row_count=feed.row_count,
+                fingerprint=feed.fingerprint,
+            )
+        except InvalidFieldError as error:
+            log.warning("length_not_changed", total_steps=feed.total_steps, detail=str(error))
 
     def _restore(self, base: journal_pb2.LedgerBase, resume_id: str, step: int) -> None:
         """Take the ledger from a cut.
