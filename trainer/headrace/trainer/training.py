@@ -68,6 +68,7 @@ class Training:
         self._progress = progress
         self._compute = compute
         self._address = address
+        self._trainer_id = f"trainer-{uuid4().hex}"
 
     async def run(self) -> None:
         """Train to the end.
@@ -83,19 +84,23 @@ class Training:
         tokenizer = await self._compute.run(load_tokenizer, self._config.model)
         model = await self._compute.run(_place_model, self._config, tokenizer)
         async with open_peers(self._config, self._process.security) as peers:
-            registered = await register(
-                peers.replay,
-                trainer_id=f"trainer-{uuid4().hex}",
-                address=self._address,
-                waits=self._process.waits,
-                stopping=self._departure.leaving,
-            )
-            self._progress.total_steps = registered.total_steps
+            registered = await self._register(peers)
             home = Home.make(self._config, registered.incarnation)
             try:
                 await self._live(peers, registered, home, model, tokenizer)
             finally:
                 await asyncio.to_thread(home.remove)
+
+    async def _register(self, peers: Peers) -> RegisterTrainerResponse:
+        registered = await register(
+            peers.replay,
+            trainer_id=self._trainer_id,
+            address=self._address,
+            waits=self._process.waits,
+            stopping=self._departure.leaving,
+        )
+        self._progress.total_steps = registered.total_steps
+        return registered
 
     async def _live(
         self,
@@ -112,6 +117,8 @@ class Training:
             self._progress.phase = TrainerPhase.TRAINER_PHASE_FINISHED
             log.info("already_finished", step=start.step, reason="the run is over, and saved")
             return
+        if start.is_resumed:
+            registered = await self._register(peers)  # a run that was over may be longer now
         if start.step == 0:
             await self._warm_up(peers, model, tokenizer)
         actor = await self._compute.run(_make_actor, self._config, model, registered.total_steps)
