@@ -24,6 +24,7 @@ from headrace.cli.supervisor import Supervisor
 from headrace.config.config import Config
 from headrace.config.rundir import RunDirectory
 from headrace.v1 import replay_pb2, resume_pb2
+from headrace.verify.progress import progress_in_words
 from headrace.verify.recorder import Recorder
 from headrace.verify.strikes import Strikes
 
@@ -224,10 +225,9 @@ class _Game:
                 self._report(self._where())
 
     def _where(self) -> str:
-        status = self._recorder.last
-        done, total = status.committed_step, status.total_steps
+        starting = self._supervisor.kept - self._supervisor.addresses.all.keys()
         killed = sum(self._strikes.killed.values())
         return (
-            f"step {done}/{total}, {killed} of {len(self._strikes.kills)} random kills, "
+            f"{progress_in_words(self._recorder.last, starting)}, {killed} of {len(self._strikes.kills)} random kills, "
             f"{len(self._strikes.reached)} points reached"
         )
