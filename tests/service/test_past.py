@@ -82,6 +82,28 @@ async def test_an_interrupted_run_is_gone_on_with(tmp_path: Path) -> None:
         past.check_can_go_on(config(tmp_path, save_freq=-1))
 
 
+async def test_a_run_cannot_be_made_shorter_than_it_is(tmp_path: Path) -> None:
+    async with replay_server(tmp_path / "journal", settings()) as replay:
+        incarnation = await train(replay, rows=100)
+        leases = await replay.lease(4)
+        await replay.stub.CompleteSessions(replay.completion(leases))
+        await replay.stub.SampleBatch(
+            pb.SampleBatchRequest(incarnation=incarnation, step=2, part_count=1)
+        )
+        await replay.stub.CommitStep(pb.CommitStepRequest(incarnation=incarnation, step=2))
+    past = Past.of(left(tmp_path, config(tmp_path)), config(tmp_path))
+
+    for steps in (2, 3, None):
+        past.check_can_go_on(steps_of(tmp_path, steps))
+    with pytest.raises(UsageError, match=r"total_training_steps: 1 is fewer than the 2 steps"):
+        past.check_can_go_on(steps_of(tmp_path, 1))
+
+
+def steps_of(directory: Path, steps: int | None) -> Config:
+    trainer = {"num_warmup_batches": 3, "save_freq": 1, "total_training_steps": steps}
+    return config(directory, trainer=trainer)
+
+
 async def saved(replay: Replay, incarnation: int) -> None:
     """Let the ledger know of a checkpoint of step 1."""
     await replay.stub.BeginCut(pb.BeginCutRequest(snapshot_id="a", incarnation=incarnation, step=1))

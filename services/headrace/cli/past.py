@@ -96,11 +96,22 @@ class Past:
         """Find early what the trainer would find when everything is started.
 
         Raises:
-            UsageError: a trainer was here, and there are no checkpoints to go on from.
+            UsageError: a trainer was here, and there are no checkpoints to go on from, or no steps
+                to go on with.
 
         """
         status = self.status
-        if status is None or makes_checkpoints(config):
+        if status is None:
+            return
+        steps = config.trainer.total_training_steps
+        if steps is not None and steps < status.committed_step and not self.goes_back:
+            raise UsageError(
+                f"trainer.total_training_steps: {steps} is fewer than the {status.committed_step} "
+                f"steps that the run in {self.directory.path} has trained already: give "
+                f"{status.committed_step} or more; to have the model of an earlier step: "
+                f"`headrace export STEP DIR`; {ANOTHER}"
+            )
+        if makes_checkpoints(config):
             return
         if status.committed_step or status.HasField("latest_weights"):
             raise UsageError(
