@@ -114,7 +114,7 @@ def test_an_unknown_key_in_the_file_names_the_file(file: Path) -> None:
         ("rollout.n=x", "rollout.n = 'x': should be a valid integer, unable to parse"),
         ("trainer.trainer_mode=s", "trainer.trainer_mode = 's': should be 'sync' or 'separate"),
         ("data.source.kind=csv", "data.source.kind = 'csv': should be 'jsonl' or 'parquet'"),
-        ("rollout.engine={threads: 1}", "rollout.engine.kind: is required (torch | scripted)"),
+        ("rollout.engine={threads: 1}", "rollout.engine.kind: is required (torch | scripted | vllm | vllm_server)"),
         ("model.tokenizer=5", "model.tokenizer = 5: should be a path"),
         ("model.tokenizer.eos=ab", "model.tokenizer.eos = 'ab': should have at most 1 character"),
         ("reward=5", "reward = 5: should be a mapping of keys to values"),
@@ -202,6 +202,7 @@ def test_an_override_cannot_go_below_a_plain_value(file: Path) -> None:
         ("reward={kind: http}", "reward.kind = http needs reward.url: http://host:port/path"),
         ("reward={kind: http, url: judge:9000}", "reward.url = 'judge:9000': "),
         ("reward={function: 'mine:score'}", "reward.function is for reward.kind = python only"),
+        ("reward={answer_tag: x}", "reward.answer_tag is for reward.kind = reasoning_gym only"),
         ("reward={url: 'http://judge:9000'}", "reward.url is for reward.kind = http only"),
     ],
 )

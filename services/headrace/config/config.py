@@ -25,6 +25,7 @@ from headrace.config.services import (
     WeightsConfig,
 )
 from headrace.config.trainer import AlgorithmConfig, SamplerConfig, TrainerConfig
+from headrace.config.vllm_server import VllmServerEngine
 
 BYTES_PER_TOKEN = 16
 """Most bytes of a serialized trajectory per token: ids, log-probability, mask."""
@@ -113,6 +114,12 @@ class Config(Section):
                 f"reward.url = {self.reward.url}: the token of reward.http.token_file can be read by "
                 "everybody on the way; use https"
             )
+        engine = self.rollout.engine
+        if isinstance(engine, VllmServerEngine) and engine.sends_key_in_the_clear:
+            found.append(
+                "rollout.engine.base_urls has http addresses of other machines: the key of "
+                "rollout.engine.api_key_file can be read by everybody on the way; use https"
+            )
         if self.algorithm.kl_loss_coef > 0 and self.algorithm.kl_loss_type == "k1":
             found.append(
                 "algorithm.kl_loss_type = k1 as a loss has a gradient of zero mean; k3 is meant"
@@ -169,8 +176,9 @@ class Config(Section):
         for kind, key, value, form in (
             ("python", "reward.function", reward.function, "module:function"),
             ("http", "reward.url", reward.url, "http://host:port/path"),
+            ("reasoning_gym", "reward.answer_tag", reward.answer_tag, ""),
         ):
-            if reward.kind == kind and value is None:
+            if form and reward.kind == kind and value is None:
                 msg = f"reward.kind = {kind} needs {key}: {form}"
                 raise ValueError(msg)
             if reward.kind != kind and value is not None:

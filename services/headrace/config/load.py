@@ -27,6 +27,8 @@ FILE_PATHS = (
     "model.tokenizer",
     "reward.http.token_file",
     "reward.http.ca_file",
+    "rollout.engine.api_key_file",
+    "rollout.engine.ca_file",
     "security.token_file",
     "security.tls.ca",
     "security.tls.cert",

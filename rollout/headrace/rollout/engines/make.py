@@ -9,6 +9,7 @@ from headrace.config.config import Config
 from headrace.config.rollout import ScriptedEngine as ScriptedEngineConfig
 from headrace.config.rollout import TorchEngine as TorchEngineConfig
 from headrace.config.vllm import VllmEngine as VllmEngineConfig
+from headrace.config.vllm_server import VllmServerEngine as VllmServerEngineConfig
 from headrace.errors import UsageError
 from headrace.rollout.engines.base import Engine
 from headrace.rpc.waits import Waits
@@ -27,6 +28,8 @@ def make_engine(
     section = config.rollout.engine
     if isinstance(section, VllmEngineConfig):
         return _make_vllm(section, config, tokenizer, waits)
+    if isinstance(section, VllmServerEngineConfig):
+        return _make_vllm_server(section, config, tokenizer)
     if isinstance(section, ScriptedEngineConfig):
         return _make_scripted(section, config, tokenizer)
     return _make_torch(section, config, tokenizer, batch_ended)
@@ -83,4 +86,23 @@ def _make_vllm(
         partial=config.rollout.partial_rollout,
         silence_s=config.rollout.max_generation_s,
         waits=waits,
+    )
+
+
+def _make_vllm_server(
+    section: VllmServerEngineConfig, config: Config, tokenizer: Tokenizer
+) -> Engine:
+    try:
+        from headrace.rollout.engines.vllm_server.make import make
+    except ImportError as error:
+        raise UsageError(
+            "rollout.engine.kind: vllm_server needs packages that are not installed: "
+            f"pip install 'headrace[rollout]' ({error})"
+        ) from error
+    return make(
+        section,
+        eos_id=tokenizer.eos_id,
+        max_length=config.data.max_prompt_length + config.data.max_response_length,
+        partial=config.rollout.partial_rollout,
+        max_generation_s=config.rollout.max_generation_s,
     )

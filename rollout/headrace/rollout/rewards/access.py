@@ -1,14 +1,11 @@
-"""What a reward service is told and asked about who speaks: a token, and certificates.
-
-Knows nothing of calls.
-"""
+"""Who speaks to a reward service: its token, and certificates. Knows nothing of calls."""
 
 from __future__ import annotations
 
 import ssl
 
 from headrace.config.rollout import RewardConfig
-from headrace.errors import UsageError
+from headrace.rollout import access
 
 
 def check(config: RewardConfig) -> None:
@@ -29,16 +26,7 @@ def read_token(config: RewardConfig) -> str:
         UsageError: The file cannot be read, or is not a token.
 
     """
-    path = config.http.token_file
-    if path is None:
-        return ""
-    try:
-        token = path.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeError) as error:
-        raise UsageError(f"reward.http.token_file: {path} cannot be read: {error}") from error
-    if not token or not token.isprintable() or " " in token:
-        raise UsageError(f"reward.http.token_file: {path} does not hold one token and nothing else")
-    return token
+    return access.read_token(config.http.token_file, key="reward.http.token_file")
 
 
 def read_certificates(config: RewardConfig) -> ssl.SSLContext:
@@ -48,10 +36,4 @@ def read_certificates(config: RewardConfig) -> ssl.SSLContext:
         UsageError: The file cannot be read, or holds none.
 
     """
-    path = config.http.ca_file
-    try:
-        return ssl.create_default_context(cafile=path)
-    except OSError as error:  # of which ssl's errors are
-        raise UsageError(
-            f"reward.http.ca_file: {path} holds no certificates that can be read: {error}"
-        ) from error
+    return access.read_certificates(config.http.ca_file, key="reward.http.ca_file")

@@ -1,0 +1,121 @@
+"""One call's answer: tokens go into the response as they come, and are accounted for at the end.
+
+While they come, tokens are put down to the weights that the worker knows the server to have; it
+learns of others a little later than the server has them, so that no token passes for newer than it
+is. With its end an answer says which weights made which tokens.
+"""
+
+from __future__ import annotations
+
+from headrace.rollout.engines.base import EngineLostError, Response, Sample, SampleRequest
+from headrace.rollout.engines.vllm_server.calls import ServerAwayError
+from headrace.rollout.engines.vllm_server.tag import Tag
+from headrace.rollout.engines.vllm_server.wire import MalformedError, Piece, Span
+from headrace.v1 import prompt_pb2, trajectory_pb2
+
+
+class OtherWeightsError(EngineLostError):
+    """What made the tokens is no version of ours: the server was started again, most likely."""
+
+
+class Answer:
+    """One call's share of a response.
+
+    Args:
+        request: What it was made for.
+        eos_id: The token that stops it.
+
+    """
+
+    def __init__(self, request: SampleRequest, *, eos_id: int) -> None:
+        self._request = request
+        self._response = request.response
+        self._eos_id = eos_id
+        self._begin = len(request.response.token_ids)
+        self._last: Piece | None = None
+
+    @property
+    def token_count(self) -> int:
+        """Tokens that have come."""
+        held = len(self._last.token_ids) if self._last is not None else 0
+        return len(self._response.token_ids) - self._begin + held
+
+    def add(self, piece: Piece, weights: prompt_pb2.WeightsId) -> None:
+        """Take what has come. The last of it is kept from the response until `finish`."""
+        if self._last is not None:
+            raise MalformedError("tokens behind the end of an answer")
+        if piece.finish_reason is None:
+            self._response.extend(piece.token_ids, piece.logprobs, weights)
+        else:
+            self._last = piece
+
+    def check(self) -> Tag:
+        """See whether it is whole; return the last weights that had a part in it.
+
+        Raises:
+            ServerAwayError: It broke off.
+            MalformedError: It is too short, or is not what was asked for.
+            OtherWeightsError: Other weights than ours made it.
+
+        """
+        self._reason()
+        return self._parts()[-1][0]
+
+    def finish(self) -> Sample:
+        """Complete the response of an answer that was checked, each token with what made it."""
+        assert self._last is not None, "checked before"
+        token_ids = [*self._response.token_ids[self._begin :], *self._last.token_ids]
+        logprobs = [*self._response.logprobs[self._begin :], *self._last.logprobs]
+        parts, reason = self._parts(), self._reason()
+        self.rewind()
+        for tag, span in parts:
+            part = slice(span.begin, span.end)
+            self._response.extend(token_ids[part], logprobs[part], tag.weights)
+        return Sample(self._response, reason)
+
+    def rewind(self) -> None:
+        """Take everything back that has come."""
+        truncate(self._response, self._begin)
+
+    def _parts(self) -> list[tuple[Tag, Span]]:
+        """Say which weights made which tokens of this answer."""
+        assert self._last is not None, "it has an end"
+        spans = self._last.spans
+        ends = [0, *(span.end for span in spans)]
+        if [span.begin for span in spans] != ends[:-1] or ends[-1] != self.token_count:
+            raise MalformedError(f"{self.token_count} tokens, and weights of {spans}")
+        found = []
+        for span in spans:
+            tag = Tag.parse(span.label)
+            if tag is None:
+                raise OtherWeightsError(f"tokens were made by weights called {span.label!r}")
+            found.append((tag, span))
+        return found
+
+    def _reason(self) -> trajectory_pb2.FinishReason.ValueType:
+        """Say why it ended, if that is the case."""
+        last = self._last
+        if last is None or last.finish_reason == "abort":
+            raise ServerAwayError(f"an answer broke off after {self.token_count} tokens")
+        count, limit = self._begin + self.token_count, self._request.max_response_length
+        last_ids = [*self._response.token_ids[-1:], *last.token_ids][-1:]
+        if self.token_count and count <= limit:
+            if last.finish_reason == "stop" and last_ids == [self._eos_id]:
+                return trajectory_pb2.FINISH_REASON_STOP
+            if last.finish_reason == "length" and count == limit:
+                return trajectory_pb2.FINISH_REASON_LENGTH
+        raise MalformedError(
+            f"an answer ended by {last.finish_reason!r} with {count} tokens of at most {limit}, the "
+            f"last {last_ids}; the stop token is {self._eos_id}"
+        )
+
+
+def truncate(response: Response, count: int) -> None:
+    """Leave the first tokens only."""
+    del response.token_ids[count:]
+    del response.logprobs[count:]
+    while response.weight_spans and response.weight_spans[-1].begin >= count:
+        response.weight_spans.pop()
+    if response.weight_spans:
+        last = response.weight_spans[-1]
+        last.end = min(last.end, count)

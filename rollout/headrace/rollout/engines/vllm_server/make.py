@@ -1,0 +1,64 @@
+"""Makes the engine out of its section of the configuration. Reads the key and the certificates."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+
+from headrace.config.vllm_server import VllmServerEngine as VllmServerEngineConfig
+from headrace.rollout.access import read_certificates, read_token
+from headrace.rollout.engines.vllm_server.calls import Calls
+from headrace.rollout.engines.vllm_server.engine import VllmServerEngine
+from headrace.rollout.engines.vllm_server.server import Server
+from headrace.rollout.engines.vllm_server.sync import Sync
+
+_SECTION = "rollout.engine"
+
+
+def make(
+    config: VllmServerEngineConfig,
+    *,
+    eos_id: int,
+    max_length: int,
+    partial: bool,
+    max_generation_s: float,
+) -> VllmServerEngine:
+    """Make the engine.
+
+    Args:
+        config: The engine's section.
+        eos_id: The token that ends a response.
+        max_length: The most tokens of a prompt with its response.
+        partial: Whether sequences under way go on with newer weights.
+        max_generation_s: The longest that a sequence may take.
+
+    Raises:
+        UsageError: The key or the certificates cannot be read.
+
+    """
+    key = read_token(config.api_key_file, key=f"{_SECTION}.api_key_file")
+    certificates = read_certificates(config.ca_file, key=f"{_SECTION}.ca_file")
+    owner = secrets.token_hex(8)
+
+    def server(url: str) -> Server:
+        calls = Calls(url, certificates=certificates, api_key=key)
+        sync = Sync(
+            calls,
+            owner=owner,
+            drains=not partial,
+            drain_s=max_generation_s,
+            update_s=config.update_timeout_s,
+            sleep=asyncio.sleep,
+        )
+        return Server(
+            calls,
+            sync,
+            eos_id=eos_id,
+            interval=config.stream_interval,
+            eject_after=config.eject_after,
+            confirm_s=config.update_timeout_s,
+            need_positions=max_length,
+            tolerance=config.logprob_tolerance,
+        )
+
+    return VllmServerEngine(config, [server(url) for url in config.base_urls])
