@@ -1,4 +1,4 @@
-"""`headrace pause`, `resume` and `drain` change a run that lives, and say so."""
+"""`headrace pause`, `resume`, `drain`, `drop`, `circuit close` change a run that lives, and say so."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from headrace.config.config import Config
 from headrace.config.load import dump_config
 from headrace.config.rundir import RunDirectory
 from headrace.config.services import EndpointsConfig
-from headrace.v1 import prompt_pb2
+from headrace.v1 import journal_pb2, prompt_pb2
 from headrace.v1 import replay_pb2 as pb
 from headrace.weights.directory import write
 
@@ -92,6 +92,58 @@ async def test_a_run_is_paused_and_resumed_by_its_address(replay: Replay) -> Non
         "the run was not paused",
     ]
     assert replay.buffer.ledger.paused is False
+
+
+async def test_an_open_circuit_is_closed(replay: Replay) -> None:
+    at = ("--replay", replay.target)
+    ledger = replay.buffer.ledger
+    cause = pb.CIRCUIT_CAUSE_WORKERS_FAIL
+    ledger.emit(journal_pb2.CircuitOpened(cause=cause, error="boom"))
+    replay.buffer.commit()
+
+    said = [(await headrace("circuit", "close", *at)).out for _ in range(2)]
+
+    assert said == ["the circuit is closed; what failed is tried again\n", "it was not open\n"]
+    assert not ledger.circuit.is_open
+
+
+async def test_prompts_that_nobody_can_do_are_given_up(replay: Replay) -> None:
+    at = ("--replay", replay.target)
+    await replay.feed()
+    [held] = await replay.lease(1)
+    assert held.uid == "e0r0"
+
+    answers = [
+        await headrace("drop", *uids, *at)
+        for uids in (["e0r0", "e0r3", "e0r0"], ["e0r3", "e0r4"], ["e0r5", "e7r7"])
+    ]
+    where = await headrace("where", "e0r0", *at)
+
+    assert [(answer.code, answer.out) for answer in answers] == [
+        (0, "e0r0 is dropped\ne0r3 is dropped\n"),
+        (0, "e0r3 was dropped already\ne0r4 is dropped\n"),
+        (2, ""),
+    ]
+    assert answers[2].err.count("\n") == 1
+    assert "no prompt 'e7r7' was fed" in answers[2].err
+    assert "cancelled" in where.out
+    counts = replay.buffer.ledger.groups.to_counts()
+    assert (counts.pending, counts.running, dict(counts.dropped)) == (9, 0, {"cancelled": 3})
+    renewal = pb.RenewLeasesRequest(
+        worker_id="w", leases=[pb.LeaseRef(uid=held.uid, attempt=held.attempt)]
+    )
+    assert (await replay.stub.RenewLeases(renewal)).statuses == [pb.LEASE_STATUS_LOST]
+
+
+async def test_a_prompt_that_is_finished_is_not_given_up(replay: Replay) -> None:
+    await replay.feed()
+    await replay.stub.CompleteSessions(replay.completion(await replay.lease(1)))
+
+    answer = await headrace("drop", "e0r1", "e0r0", "--replay", replay.target)
+
+    assert (answer.code, answer.out) == (2, "")
+    assert "e0r0 is finished: only what is pending, running or failed can be dropped" in answer.err
+    assert replay.buffer.ledger.groups.to_counts().dropped == {}
 
 
 async def test_a_run_is_paused_by_its_directory(replay: Replay, tmp_path: Path) -> None:

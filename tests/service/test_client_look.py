@@ -22,7 +22,13 @@ from headrace.client import Run, connect
 from headrace.config.config import Config
 from headrace.config.load import dump_config
 from headrace.config.rundir import RunDirectory
-from headrace.errors import HeadraceError, InvalidFieldError, PromptUnknownError, UsageError
+from headrace.errors import (
+    HeadraceError,
+    InvalidFieldError,
+    PromptInUseError,
+    PromptUnknownError,
+    UsageError,
+)
 from headrace.rpc.channel import open_channel
 from headrace.rpc.server import bind, create_server
 from headrace.trainer.progress import Progress
@@ -123,6 +129,11 @@ async def test_the_levers_move_the_run(tmp_path: Path) -> None:
         dropped = await asked(run.drop_stale)
         with pytest.raises(InvalidFieldError):
             await asked(lambda: run.drop_stale(1))
+        given_up = [await asked(lambda: run.drop(["e0r9", "e0r10"])) for _ in range(2)]
+        given_up.append(await asked(lambda: run.drop("e0r11")))
+        with pytest.raises(PromptInUseError, match="e0r0 is trained"):
+            await asked(lambda: run.drop("e0r0"))
+        last = await asked(lambda: run.where("e0r11"))
         audit = await asked(run.audit)
 
     assert (paused.paused, resumed.paused) == (True, False)
@@ -130,6 +141,8 @@ async def test_the_levers_move_the_run(tmp_path: Path) -> None:
     assert (len(nothing), len(again)) == (0, 1)
     assert closed.circuit == ""
     assert dropped == []
+    assert given_up == [["e0r9", "e0r10"], [], ["e0r11"]]
+    assert (last.state, last.reason) == ("dropped", "cancelled")
     assert audit.ok
 
 

@@ -350,6 +350,8 @@ class Model(Timeline):
         if reason == "filtered":
             rewards = {record.reward for record in prompt.sessions.values()}
             return (FINISHED,), "its rewards differ" if len(rewards) != 1 else ""
+        if reason == "cancelled":
+            return (PENDING, RUNNING, FAILED), ""
         return (*WINDOW, FAILED, SAMPLED), ""
 
     # -- training

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from judge_model import Model
@@ -15,7 +16,7 @@ from judge_rules import Rules
 from ledger_resumes import replayed
 from ledger_world import World, settings
 
-from headrace.errors import WireError
+from headrace.errors import StepOutOfOrderError, WireError
 from headrace.replay import leasing, resuming, rows, sampling
 from headrace.replay.base import from_base, to_base
 from headrace.replay.ending import at_end
@@ -72,6 +73,8 @@ class Walk:
         self.checkpoints: dict[int, journal_pb2.LedgerBase] = {}
         self.trainers: list[int] = []
         """Incarnations that were succeeded."""
+        self.returned: list[tuple[str, int, str, int]] = []
+        """Groups that were given back: time line, step, uid, attempt."""
 
     def act(self) -> None:
         """Have somebody do something."""
@@ -82,7 +85,7 @@ class Walk:
         ]  # fmt: skip
         seldom: list[Callable[[], object]] = [
             self.fail, self.fail, self.expire, self.late, self.dead_weights, self.old_trainer, self.give_back,
-            self.save, self.new_store, self.restart, self.trainer_dies, self.journal_is_lost,
+            self.late_return, self.save, self.new_store, self.restart, self.trainer_dies, self.journal_is_lost,
         ]  # fmt: skip
         if ledger.is_resuming:
             self.random.choice([self.resume] * 12 + often + seldom)()
@@ -179,8 +182,30 @@ class Walk:
         self.world.sample()
         opened, sampled = ledger.open_step, sorted(ledger.groups.sampled)
         if opened and sampled:
+            uid = sampled[0]
+            self.returned.append((ledger.lineage, opened.step, uid, ledger.groups[uid].attempt))
+            self.say_returned(*self.returned[-1])
+
+    def late_return(self) -> None:
+        """Hear of a return once more, when its group may be made and sampled again."""
+        self.give_back()
+        self.world.generate()
+        self.world.sample()
+        of_line = [each for each in self.returned if each[0] == self.world.ledger.lineage]
+        if of_line:
+            position = self.world.ledger.position
+            self.say_returned(*of_line[-1])
+            self.unmoved(position, f"a repeated return of {of_line[-1]}")
+
+    def say_returned(self, _: str, step: int, uid: str, attempt: int) -> None:
+        with suppress(StepOutOfOrderError):
             sampling.return_groups(
-                ledger, step=opened.step, part=0, uids=sampled[:1], error="unreadable"
+                self.world.ledger,
+                step=step,
+                part=0,
+                uids=[uid],
+                attempts=[attempt],
+                error="unreadable",
             )
 
     def old_trainer(self) -> None:

@@ -252,6 +252,15 @@ def an_old_trainer_is_heard(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(sampling, "check_trainer", lambda *_: None)
 
 
+def a_late_return_is_heard(patch: pytest.MonkeyPatch) -> None:
+    rule = sampling.return_groups
+
+    def of_any_sampling(the_ledger: Any, *, attempts: Any = (), **more: Any) -> int:
+        return rule(the_ledger, **more)
+
+    patch.setattr(sampling, "return_groups", of_any_sampling)
+
+
 def an_old_attempt_is_heard(patch: pytest.MonkeyPatch) -> None:
     def holder(the_ledger: Any, worker_id: str, ref: Any) -> Any:
         found = the_ledger.groups.get(ref.uid)

@@ -213,7 +213,7 @@ class Recorder:
             keys = [ref.key for group in answer.groups for ref in group.trajectories]
             read = {row.key for row in await self.read(keys)}
             lost = [
-                group.uid
+                group
                 for group in answer.groups
                 if not read.issuperset(ref.key for ref in group.trajectories)
             ]
@@ -223,7 +223,8 @@ class Recorder:
                 incarnation=self.incarnation,
                 step=self.step,
                 part=part,
-                uids=lost,
+                uids=[group.uid for group in lost],
+                attempts=[group.attempt for group in lost],
                 error="the recorder cannot read them",
             )
             await self.call("ReturnGroups", request_back)

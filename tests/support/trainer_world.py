@@ -113,6 +113,8 @@ class Peers(
     ) -> pb.ReturnGroupsResponse:
         self.calls.append(("return", request.step, request.part, *request.uids))
         assert request.error
+        assert len(request.attempts) == len(request.uids)
+        assert all(request.attempts)
         return pb.ReturnGroupsResponse(returned_count=len(request.uids))
 
     async def CommitStep(
@@ -162,7 +164,7 @@ class Peers(
 
     def _group(self, ordinal: int) -> prompt_pb2.SampledGroup:
         uid = f"e0r{ordinal}"
-        group = prompt_pb2.SampledGroup(uid=uid, ordinal=ordinal, span=1)
+        group = prompt_pb2.SampledGroup(uid=uid, ordinal=ordinal, span=1, attempt=self.attempt)
         for session in range(SESSIONS):
             key = f"{uid}_{session}_0_aa{self.attempt}"
             self.rows[key] = self._generate(key, [2 + ordinal % 3, 3])

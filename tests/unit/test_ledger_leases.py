@@ -5,8 +5,13 @@ from __future__ import annotations
 import pytest
 from ledger_world import LINEAGE, World, settings
 
-from headrace.errors import InvalidFieldError, WeightsUnknownError
-from headrace.replay import leasing, rows
+from headrace.errors import (
+    InvalidFieldError,
+    PromptInUseError,
+    PromptUnknownError,
+    WeightsUnknownError,
+)
+from headrace.replay import dropping, leasing, rows
 from headrace.replay.audit import audit
 from headrace.replay.group import FAILED, FINISHED, PENDING, RUNNING
 from headrace.v1 import prompt_pb2, replay_pb2
@@ -278,6 +283,7 @@ def test_the_group_filter_drops_equal_rewards_and_its_budget_opens_the_circuit()
     assert world.ledger.circuit.is_open
     assert world.demand == 0
     assert world.lease() == []
+    assert "nothing is leased until `headrace circuit close`" in world.sample().blocked_by
 
 
 def test_ends_that_are_not_the_workers_to_say_are_refused() -> None:
@@ -317,6 +323,73 @@ def test_prompts_that_nobody_can_do_are_dropped_however_many_there_are() -> None
         for group in world.ledger.groups
         if group.drop_reason == prompt_pb2.DROP_REASON_FAILED
     )
+
+
+def test_prompts_are_dropped_by_name_all_or_none() -> None:
+    world = World(settings(n=1))
+    world.feed()
+    world.complete(world.lease(1))
+    [running] = world.lease(1)
+    finished, pending = world.uid(0), world.uid(2)
+
+    with pytest.raises(PromptInUseError, match=f"{finished} is finished: only what is pending"):
+        dropping.drop_named(world.ledger, [pending, finished])
+    with pytest.raises(PromptUnknownError, match="no prompt 'e9r9' was fed"):
+        dropping.drop_named(world.ledger, [pending, "e9r9"])
+    with pytest.raises(InvalidFieldError):
+        dropping.drop_named(world.ledger, [])
+    assert world.dropped() == {}
+
+    named = [running.uid, pending, pending]
+    assert dropping.drop_named(world.ledger, named) == [running.uid, pending]
+    position = world.ledger.position
+    assert dropping.drop_named(world.ledger, named) == []
+    assert world.ledger.position == position
+    assert world.dropped() == {"cancelled": 2}
+    assert world.complete([running], sessions=[0]) == [leasing.LOST]
+    assert world.demand == 2, "others take their place"
+    world.feed()
+    world.generate()
+    world.step()
+    with pytest.raises(PromptInUseError, match=f"{finished} is trained"):
+        dropping.drop_named(world.ledger, [finished])
+    assert not audit(world.ledger, world.settings)
+
+
+def test_a_run_that_waits_for_prompts_that_nobody_can_do_ends_when_they_are_dropped() -> None:
+    world = World(settings(max_failures=1, eject_after=3), row_count=12)
+    world.feed()
+    world.complete(world.lease(5))
+    world.sample()
+    world.commit()
+    for _ in range(30):
+        world.fail(world.lease(), live_workers=["w"])
+    waiting = world.sample()
+    assert waiting.status == replay_pb2.SAMPLE_STATUS_WAITING
+    assert "`headrace circuit close`" in waiting.blocked_by
+    assert "`headrace drop UID`" in waiting.blocked_by
+
+    bad = [group.uid for group in world.ledger.groups.live() if group.state != FINISHED]
+    assert len(bad) == 7
+    assert dropping.drop_named(world.ledger, bad) == bad
+
+    assert world.sample().status == replay_pb2.SAMPLE_STATUS_DATA_ENDED
+    assert world.dropped() == {"cancelled": 7, "surplus": 1}
+    assert not audit(world.ledger, world.settings)
+
+
+def test_a_circuit_with_its_last_probes_dropped_lets_in_others() -> None:
+    world = World(settings(max_failures=1, eject_after=3, window_size=4))
+    for _ in range(30):
+        world.feed()
+        world.fail(world.lease(), live_workers=["w"])
+    assert (world.ledger.cursor, world.demand) == (4 + 3, 0)
+    dropping.drop_named(world.ledger, [group.uid for group in world.ledger.groups.live()])
+    assert world.demand == 1
+    world.feed()
+    world.complete(world.lease())
+    assert not world.ledger.circuit.is_open
+    assert world.demand == 3
 
 
 def test_at_the_end_of_the_data_an_open_circuit_goes_on_probing() -> None:

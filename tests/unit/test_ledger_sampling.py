@@ -99,6 +99,37 @@ def test_unreadable_groups_go_back_and_the_part_is_filled_again() -> None:
     assert sum(g.state == TRAINED for g in world.ledger.groups) == 4
 
 
+def test_a_return_that_is_repeated_late_leaves_what_was_sampled_again() -> None:
+    world = World(settings(), row_count=4)
+    world.feed()
+    world.generate()
+    lost, *others = uids(world.sample())
+
+    def give_back(*attempts: int) -> int:
+        names = [lost, others[0]][: len(attempts)]
+        return sampling.return_groups(
+            world.ledger, step=1, part=0, uids=names, attempts=attempts, error="gone"
+        )
+
+    assert give_back(1) == 1
+    assert give_back(1) == 1, "answered as the first time"
+    world.generate()
+    assert lost in uids(world.sample())
+    position = world.ledger.position
+    assert give_back(1) == 1
+    assert world.ledger.position == position
+    assert world.ledger.groups[lost].state == SAMPLED
+    assert give_back(2, 1) == 2, "that is the sampling of now"
+    assert [world.ledger.groups[uid].state for uid in (lost, others[0])] == [PENDING, PENDING]
+    with pytest.raises(InvalidFieldError):
+        sampling.return_groups(
+            world.ledger, step=1, part=0, uids=[lost], attempts=[1, 2], error="gone"
+        )
+    world.generate()
+    world.sample()
+    world.commit()
+
+
 def test_a_new_trainer_gets_back_what_the_old_one_had_sampled() -> None:
     world = World(settings())
     world.feed()

@@ -8,7 +8,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from headrace.cli import certs, checkpoints, configuration, control, look, serve
+from headrace.cli import certs, checkpoints, circuit, configuration, control, look, serve
 from headrace.cli.bench import bench
 from headrace.cli.export import export
 from headrace.cli.logtail import ERROR_PREFIX
@@ -65,8 +65,9 @@ for question in (look.status, top, look.where, look.prompts, look.audit):
     app.command(rich_help_panel=LOOK)(question)
 app.add_typer(checkpoints.app, name="checkpoints", rich_help_panel=LOOK)
 app.command(rich_help_panel=LOOK)(export)
-for wish in (control.pause, control.resume, control.drain, snapshot):
+for wish in (control.pause, control.resume, control.drain, circuit.drop, snapshot):
     app.command(rich_help_panel=CONTROL)(wish)
+app.add_typer(circuit.app, name="circuit", rich_help_panel=CONTROL)
 app.add_typer(serve.app, name="serve", rich_help_panel=PARTS)
 app.command(rich_help_panel=PARTS)(serve.worker)
 app.command(rich_help_panel=PARTS)(serve.train)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -155,9 +155,13 @@ class DirectoryLedger:
         """Drop what is too old for a step; name it."""
         return self._control(lambda live: live.drop_stale(step))
 
-    def close_circuit(self) -> None:
-        """Close an open circuit."""
-        self._control(lambda live: live.close_circuit())
+    def close_circuit(self) -> bool:
+        """Close an open circuit; say whether it was open."""
+        return self._control(lambda live: live.close_circuit())
+
+    def drop(self, uids: Sequence[str]) -> list[str]:
+        """Drop prompts; name those that were not dropped before."""
+        return self._control(lambda live: live.drop(uids))
 
     def live(self) -> WireLedger | None:
         """Give the run's replay buffer; None if it does not answer."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from headrace.v1 import prompt_pb2
@@ -69,6 +69,16 @@ class LiveLedger(Ledger, Protocol):
         """Drop what is too old for a step (0 = the current one); name it."""
         ...
 
-    def close_circuit(self) -> None:
-        """Close an open circuit."""
+    def close_circuit(self) -> bool:
+        """Close an open circuit; say whether it was open."""
+        ...
+
+    def drop(self, uids: Sequence[str]) -> list[str]:
+        """Drop prompts, all or none; name those that were not dropped before.
+
+        Raises:
+            PromptUnknownError: one was never fed, or is forgotten.
+            PromptInUseError: one is finished, sampled or trained.
+
+        """
         ...

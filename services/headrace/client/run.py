@@ -291,6 +291,20 @@ class Run:
         """
         return self._ledger.drop_stale(step or 0)
 
+    def drop(self, uids: str | Iterable[str]) -> list[str]:
+        """Give up prompts that nobody can do: they are dropped as cancelled, and not trained on.
+
+        Returns:
+            Those that were not dropped before.
+
+        Raises:
+            PromptUnknownError: one was never fed, or settled so long ago that it is forgotten;
+                nothing is dropped then.
+            PromptInUseError: one is finished, sampled or trained; nothing is dropped then.
+
+        """
+        return self._ledger.drop([uids] if isinstance(uids, str) else list(uids))
+
     def close_circuit(self) -> Status:
         """Close an open circuit, after its cause was mended: failed prompts are tried again."""
         self._ledger.close_circuit()

@@ -142,7 +142,8 @@ class _Tally:
             self._forget(uid)
 
     def _on_groups_dropped(self, detail: dict[str, Any]) -> None:
-        before = "failed" if detail.get("reason") == "DROP_REASON_FAILED" else "finished"
+        failed = ("DROP_REASON_FAILED", "DROP_REASON_CANCELLED")
+        before = "failed" if detail.get("reason") in failed else "finished"
         for uid in detail.get("uids", ()):
             self._move(uid, "dropped", usually_from=before)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, TypeVar
 
 import grpc
@@ -85,9 +85,13 @@ class WireLedger:
         """Drop what is too old for a step; name it."""
         return list(self._ask(self._stub.DropStale, pb.DropStaleRequest(step=step)).uids)
 
-    def close_circuit(self) -> None:
-        """Close an open circuit."""
-        self._ask(self._stub.CloseCircuit, pb.CloseCircuitRequest())
+    def close_circuit(self) -> bool:
+        """Close an open circuit; say whether it was open."""
+        return self._ask(self._stub.CloseCircuit, pb.CloseCircuitRequest()).was_open
+
+    def drop(self, uids: Sequence[str]) -> list[str]:
+        """Drop prompts; name those that were not dropped before."""
+        return list(self._ask(self._stub.DropPrompts, pb.DropPromptsRequest(uids=uids)).uids)
 
     def events(
         self, after: int = 0, *, until: int | None = None, for_s: float | None = None

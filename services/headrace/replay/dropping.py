@@ -1,17 +1,20 @@
-"""Dropping what cannot be used any more: the stale, the filtered, the surplus."""
+"""Dropping what cannot be used any more: the stale, the filtered, the surplus, the cancelled."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
 
-from headrace.errors import InvalidFieldError
-from headrace.replay.group import Group
+from headrace.errors import InvalidFieldError, PromptInUseError
+from headrace.replay.group import DROPPED, FAILED, PENDING, RUNNING, Group
+from headrace.replay.groups import state_name
 from headrace.replay.ledger import Ledger
 from headrace.replay.settings import LedgerSettings
 from headrace.replay.staleness import span
 from headrace.v1 import journal_pb2 as journal
 from headrace.v1 import prompt_pb2, replay_pb2
+
+MAX_PROMPTS_PER_CALL = 4096
 
 
 def drop_stale(
@@ -75,6 +78,30 @@ def drop(
     if uids:
         ledger.emit(journal.GroupsDropped(reason=reason, uids=uids, step=step, spans=spans))
     return uids
+
+
+def drop_named(ledger: Ledger, uids: Sequence[str]) -> list[str]:
+    """Drop prompts that a user has given up, all or none; name those that were not dropped yet.
+
+    A lease on one of them is lost, as its worker learns with its next call.
+
+    Raises:
+        InvalidFieldError: none is named, or too many.
+        PromptUnknownError: one was never fed, or is forgotten.
+        PromptInUseError: one is finished, sampled or trained.
+
+    """
+    if not 1 <= len(uids) <= MAX_PROMPTS_PER_CALL:
+        raise InvalidFieldError("uids", f"must be 1 to {MAX_PROMPTS_PER_CALL}")
+    groups = [ledger.groups.find(uid) for uid in dict.fromkeys(uids)]
+    used = [group for group in groups if group.state not in (PENDING, RUNNING, FAILED, DROPPED)]
+    if used:
+        raise PromptInUseError(
+            "; ".join(f"{group.uid} is {state_name(group.state)}" for group in used)
+            + ": only what is pending, running or failed can be dropped, and nothing was"
+        )
+    doomed = [group for group in groups if group.state != DROPPED]
+    return drop(ledger, prompt_pb2.DROP_REASON_CANCELLED, doomed, step=ledger.current_step)
 
 
 def drop_filtered(ledger: Ledger, settings: LedgerSettings, finished: Sequence[Group]) -> None:

@@ -12,6 +12,7 @@ from itertools import islice
 
 from sortedcontainers import SortedDict, SortedKeyList
 
+from headrace.errors import PromptUnknownError
 from headrace.replay.group import (
     DROPPED,
     FAILED,
@@ -96,6 +97,22 @@ class GroupTable:
     def get(self, uid: str) -> Group | None:
         """Return the group, or None if that uid was never fed."""
         return self._by_uid.get(uid)
+
+    def find(self, uid: str) -> Group:
+        """Return the group.
+
+        Raises:
+            PromptUnknownError: it was never fed, or is in the counts only.
+
+        """
+        group = self._by_uid.get(uid)
+        if group is None:
+            raise PromptUnknownError(
+                f"no prompt {uid!r} was fed, or it settled so long ago that it was forgotten "
+                "(journal.keep_settled)",
+                uid=uid,
+            )
+        return group
 
     def live(self) -> list[Group]:
         """All groups that are not settled and not sampled."""

@@ -6,13 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from headrace.errors import (
-    HeadraceError,
-    InvalidFieldError,
-    NotReadyError,
-    PromptUnknownError,
-    WireError,
-)
+from headrace.errors import HeadraceError, InvalidFieldError, NotReadyError, WireError
 from headrace.replay.events import to_ledger_event
 from headrace.replay.group import Group
 from headrace.replay.groups import GroupTable
@@ -40,19 +34,8 @@ def locate(ledger: Ledger, journal: Journal, uid: str) -> replay_pb2.LocatePromp
         PromptUnknownError: it was never fed.
 
     """
-    group = _find(ledger, uid)
+    group = ledger.groups.find(uid)
     return _located(group.to_proto(), journal.read(_positions(group, journal)))
-
-
-def _find(ledger: Ledger, uid: str) -> Group:
-    group = ledger.groups.get(uid)
-    if group is None:
-        raise PromptUnknownError(
-            f"no prompt {uid!r} was fed, or it settled so long ago that it was forgotten "
-            "(journal.keep_settled)",
-            uid=uid,
-        )
-    return group
 
 
 def _positions(group: Group, journal: Journal) -> list[int]:
@@ -111,7 +94,7 @@ class HistoryReader:
 
     async def locate(self, ledger: Ledger, uid: str) -> replay_pb2.LocatePromptResponse:
         """Do as the function `locate`, and hold nobody up."""
-        group = _find(ledger, uid)
+        group = ledger.groups.find(uid)
         seen = group.to_proto()
         return _located(seen, await self._read(_positions(group, self._journal)))
 

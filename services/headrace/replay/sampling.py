@@ -16,7 +16,7 @@ from headrace.errors import (
 )
 from headrace.replay.dropping import drop_stale
 from headrace.replay.ending import at_end, end_run
-from headrace.replay.group import FINISHED, Group
+from headrace.replay.group import FINISHED, SAMPLED, Group
 from headrace.replay.ledger import Ledger
 from headrace.replay.progress import OpenStep, being_resumed
 from headrace.replay.settings import LedgerSettings
@@ -137,7 +137,7 @@ def sample(
     if counts[FINISHED] < need:
         blocked_by = f"{need - counts[FINISHED]} more finished groups of the {need} this part needs"
         if ledger.circuit.is_open:
-            blocked_by += f", and the circuit is open: {ledger.circuit.error}"
+            blocked_by += f", and the circuit is open: {ledger.circuit.error}{_way_out(ledger)}"
         return Sample(replay_pb2.SAMPLE_STATUS_WAITING, blocked_by=blocked_by)
     oldest = next(iter(ledger.groups.running), None)
     if oldest and blocks_sampling(oldest.base, step, settings):
@@ -146,6 +146,18 @@ def sample(
     uids = [group.uid for group in islice(ledger.groups.finished, need)]
     ledger.emit(journal.BatchSampled(lineage=ledger.lineage, step=step, part=part, uids=uids))
     return Sample(replay_pb2.SAMPLE_STATUS_READY, _groups(ledger, opened.parts[part]))
+
+
+def _way_out(ledger: Ledger) -> str:
+    """Say how a user ends the wait for an open circuit, if no fresh prompt can."""
+    if ledger.circuit.cause == replay_pb2.CIRCUIT_CAUSE_FILTER_BUDGET:
+        return " (nothing is leased until `headrace circuit close`)"
+    if not ledger.feed_is_over:
+        return ""
+    return (
+        " (no fresh prompt is left to probe with: once its cause is mended `headrace circuit close` "
+        "has all tried again, and `headrace drop UID` gives up a prompt that nobody can do)"
+    )
 
 
 def _at_end(ledger: Ledger, settings: LedgerSettings, cause: str) -> Sample:
@@ -208,22 +220,48 @@ def _open(ledger: Ledger, *, step: int, part: int, part_count: int) -> OpenStep:
     return opened
 
 
-def return_groups(ledger: Ledger, *, step: int, part: int, uids: Sequence[str], error: str) -> int:
-    """Take back groups of a part that the trainer cannot read; count them.
+def return_groups(
+    ledger: Ledger,
+    *,
+    step: int,
+    part: int,
+    uids: Sequence[str],
+    attempts: Sequence[int] = (),
+    error: str,
+) -> int:
+    """Take back groups of a part that the trainer cannot read; count those that are back.
+
+    A repeat may come when a group was made and sampled again: under another attempt, so it stays.
+    A trainer that does not know attempts names none, or 0, and means whatever the part holds.
 
     Raises:
+        InvalidFieldError: not as many attempts as groups.
         StepOutOfOrderError: the step is not open.
 
     """
+    if attempts and len(attempts) != len(uids):
+        raise InvalidFieldError("attempts", "must be one per group, or none")
     opened = ledger.open_step
     if opened is None or opened.step != step or not 0 <= part < len(opened.parts):
         raise StepOutOfOrderError(
             f"part {part} of step {step} is not open", current_step=str(ledger.current_step)
         )
-    present = [uid for uid in dict.fromkeys(uids) if uid in opened.parts[part]]
+    asked = dict(zip(uids, attempts or [0] * len(uids), strict=True))
+    present = [
+        uid
+        for uid, attempt in asked.items()
+        if uid in opened.parts[part] and attempt in (0, ledger.groups[uid].attempt)
+    ]
+    before = [uid for uid, attempt in asked.items() if _was_returned(ledger, uid, attempt)]
     if present:
         ledger.emit(journal.GroupsReturned(step=step, part=part, uids=present, error=error))
-    return len(present)
+    return len(present) + len(before)
+
+
+def _was_returned(ledger: Ledger, uid: str, attempt: int) -> bool:
+    """Whether a group that was sampled under an attempt is not any more."""
+    group = ledger.groups.get(uid)
+    return attempt > 0 and group is not None and (group.state, group.attempt) != (SAMPLED, attempt)
 
 
 def commit_step(ledger: Ledger, settings: LedgerSettings, step: int) -> None:

@@ -300,6 +300,9 @@ class Model:
                     or group.expiries >= self.rules.max_expiries
                 )
                 self.check(tried, f"I13: {uid} is dropped as failed, and never failed so often")
+            if reason == prompt_pb2.DROP_REASON_CANCELLED:
+                asked = group.state in (PENDING, RUNNING, FAILED)
+                self.check(asked, f"I1: {uid} is cancelled, and was {group.state}")
             if group.state == SAMPLED:
                 for part in self.parts or ():
                     if uid in part:

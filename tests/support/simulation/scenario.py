@@ -36,6 +36,8 @@ class Faults:
     """Of each message: it comes long after its call was given up."""
     write_fails: float = 0.0
     """Of each part of a snapshot: the disk is full."""
+    unreadable: float = 0.0
+    """Of each group that a trainer gets: it cannot read the rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,6 +156,7 @@ def _faults(draw: random.Random, *, odd: bool) -> Faults:
         repeated=draw.choice([0.0, 0.01, 0.05]),
         late=draw.choice([0.0, 0.005, 0.02]),
         write_fails=draw.choice([0.0, 0.05]),
+        unreadable=draw.choice([0.0, 0.0, 0.05, 0.3]),
     )
     if draw.random() < 0.05:  # and once in a while nothing goes wrong at all
         faults = Faults()

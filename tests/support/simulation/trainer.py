@@ -9,7 +9,6 @@ from headrace.checkpoint.plan import BEGIN, FINISHED
 from headrace.errors import (
     SnapshotFailedError,
     SnapshotLostError,
-    StepNotCompleteError,
     StepOutOfOrderError,
     TrainerFencedError,
 )
@@ -43,10 +42,6 @@ class Trainer(Party):
 
     def ended(self, thread: Any, error: BaseException | None) -> None:
         if isinstance(error, TrainerFencedError):
-            self.world.trainer_left(self)
-        elif isinstance(error, StepNotCompleteError):
-            # A ReturnGroups that was given up came late, after its groups were sampled again.
-            self.world.judge.counts["trainer_gave_up"] += 1
             self.world.trainer_left(self)
         else:
             super().ended(thread, error)
@@ -139,15 +134,21 @@ class Trainer(Party):
             keys = [ref.key for group in answer.groups for ref in group.trajectories]
             found = yield from self.ask("store", "get", keys)
             missing = [
-                group.uid
+                group
                 for group in answer.groups
                 if any(ref.key not in found for ref in group.trajectories)
+                or self.world.reads_badly()
             ]
             if not missing:
                 self.world.judge.read(self, step, found)
                 return answer.groups
             returned = pb.ReturnGroupsRequest(
-                incarnation=self.incarnation, step=step, part=part, uids=missing, error="missing"
+                incarnation=self.incarnation,
+                step=step,
+                part=part,
+                uids=[group.uid for group in missing],
+                attempts=[group.attempt for group in missing],
+                error="missing",
             )
             yield from self.ask("replay", "ReturnGroups", returned)
 

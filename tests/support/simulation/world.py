@@ -142,6 +142,11 @@ class World(Engine):
         rate = self.scenario.faults.write_fails
         return self.faults_on and rate > 0 and self.rng.random() < rate
 
+    def reads_badly(self) -> bool:
+        """Whether the rows of a group cannot be read just now."""
+        rate = self.scenario.faults.unreadable
+        return self.faults_on and rate > 0 and self.rng.random() < rate
+
     def tear(self, uri: str, part: str) -> None:
         """Begin to write a part: until it is whole it is torn."""
         self.storage.write(uri, part, TORN)

@@ -144,11 +144,12 @@ class BatchSource:
     async def _give_back(
         self, step: int, part: int, groups: tuple[SampledGroup, ...], missing: frozenset[str]
     ) -> None:
-        uids = [
-            group.uid
+        lost = [
+            group
             for group in groups
             if any(reference.key in missing for reference in group.trajectories)
         ]
+        uids = [group.uid for group in lost]
         log.warning("groups_returned", step=step, part=part, uids=uids, missing=len(missing))
         await persist(
             self._replay.ReturnGroups,
@@ -157,6 +158,7 @@ class BatchSource:
                 step=step,
                 part=part,
                 uids=uids,
+                attempts=[group.attempt for group in lost],
                 error=f"{len(missing)} trajectories are not in the store",
             ),
             waits=self._waits,

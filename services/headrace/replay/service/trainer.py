@@ -82,6 +82,7 @@ class TrainerCalls(Calls):
             min_version=min(record.min_version for record in records),
             max_version=max(record.max_version for record in records),
             size_bytes=group.held_bytes,
+            attempt=group.attempt,
         )
 
     async def ReturnGroups(
@@ -94,6 +95,7 @@ class TrainerCalls(Calls):
                 step=request.step,
                 part=request.part,
                 uids=request.uids,
+                attempts=request.attempts,
                 error=request.error,
             )
             return pb.ReturnGroupsResponse(returned_count=count)
