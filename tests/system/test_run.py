@@ -117,6 +117,34 @@ def test_ctrl_c_stops_a_run_and_its_directory_is_nobody_elses_before(tmp_path: P
     assert "Traceback" not in output
 
 
+def test_a_run_is_steered_by_an_address_and_what_it_leaves_is_told_apart(tmp_path: Path) -> None:
+    workers = {"workers": 2, "engine": {"mean_latency_s": 0.2}}
+    config = trained_config(tmp_path, steps=90, rollout=workers)
+    with launched(tmp_path, config) as run:
+        run.until(lambda: run.steps >= 1)
+        announced = json.loads((run.run / "endpoints" / "replay.json").read_text())
+        at = ("--replay", announced["address"])
+        saved = headrace(tmp_path, "snapshot", *at)
+        home = headrace(tmp_path, "drain", "worker-1", *at)
+        run.until(lambda: "worker-1 went home" in run.output.read_text())
+        assert not (run.run / "endpoints" / "worker-1.json").exists()
+        os.kill(run.process.pid, signal.SIGINT)
+        code, output = run.ended(within_s=60)
+        assert code == 130, output
+    assert saved.returncode == 0, saved.stderr
+    assert saved.stdout.splitlines()[-1].endswith(" is saved")
+    assert home.stdout.startswith("worker-1 goes home"), home.stderr
+    assert list((run.run / "endpoints").iterdir()) == []
+
+    fewer = headrace(tmp_path, "run", "config.yaml", "trainer.total_training_steps=1")
+    assert_one_line(fewer.returncode, fewer.stderr, "trainer.total_training_steps: 1 is fewer than")
+    other = headrace(tmp_path, "run", "config.yaml", "--plain", "data.source.options.seed=2")
+    assert other.returncode == 2
+    said = other.stdout.splitlines()
+    assert [line for line in said if line.startswith(("balance", "the whole run"))] == []
+    assert said[-1].startswith("error: data: ")
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
