@@ -8,6 +8,7 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, Metric
 
+from headrace.rollout.engines.base import EngineLoad
 from headrace.rollout.rewards.base import RewardError, Rewards
 from headrace.rollout.rewards.functions import Score, Scoring
 from headrace.rollout.worker import Worker
@@ -131,3 +132,24 @@ class WorkerMetrics:
                 engine.probe_gap,
             )
         yield gauge("headrace_worker_draining", "Whether it is going home.", self._stopping())
+        if engine.load is not None:
+            yield from _load(engine.load)
+
+
+def _load(load: EngineLoad) -> Iterator[Metric]:
+    """Say how busy an engine is that schedules by itself."""
+    name = "headrace_worker_engine"
+    yield gauge(f"{name}_running", "Sequences in the engine's batch.", load.running)
+    yield gauge(f"{name}_waiting", "Sequences that it has no place for yet.", load.waiting)
+    yield gauge(f"{name}_kv_use_ratio", "Share of its KV memory in use.", load.kv_use)
+    yield counter(
+        f"{name}_preemptions", "Sequences that had to give up their place.", load.preemption_count
+    )
+    yield counter(
+        f"{name}_prompt_tokens", "Tokens of prompts begun.", load.prefix_query_token_count
+    )
+    yield counter(
+        f"{name}_prompt_tokens_shared",
+        "Those of them that had been computed for another sequence.",
+        load.prefix_hit_token_count,
+    )
