@@ -4,7 +4,7 @@ Several workers may use one server. What they must not do at the same time, they
 weights the server has is what it loaded itself, from files that it checked itself:
 
     headrace_check(uri, checksum, …)   reads and checks files, beside generation; asked until done
-    headrace_take_turn(owner, …)       at most one owner at a time, for as long as it renews
+    headrace_take_turn(owner, …)       at most one owner at a time, for as long as it renews the turn
     start ─► update(tag) ─► finish     vLLM's weight transfer; loads what was checked, nothing else
     headrace_weights()                 what was loaded
 
@@ -107,15 +107,23 @@ class ServerExtension(vllm_weights.Extension):
         return {"state": "checked" if check.done() else "checking", "why": ""}
 
     def headrace_take_turn(self, owner: str, seconds: str) -> dict[str, str]:
-        """Be the only one who updates for so long, or learn who is. The owner may renew."""
+        """Be the only one who updates for so long, or learn who is.
+
+        A turn begins anew: what somebody left in the middle of an update is forgotten, as vLLM
+        would wait for the rest of it.
+        """
         now = time.monotonic()
-        if self._headrace_owner not in ("", owner):
-            if now < self._headrace_until:
-                return {"owner": self._headrace_owner}
-            # It left in the middle of an update, perhaps: vLLM would wait for the rest of it.
-            self._weight_update_active = False
+        if self._headrace_owner not in ("", owner) and now < self._headrace_until:
+            return {"owner": self._headrace_owner}
+        self._weight_update_active = False
         self._headrace_owner, self._headrace_until = owner, now + float(seconds)
         return {"owner": owner}
+
+    def headrace_renew_turn(self, owner: str, seconds: str) -> dict[str, str]:
+        """Have the turn for so long from now on, if it is still the owner's."""
+        if self._headrace_owner == owner:
+            self._headrace_until = time.monotonic() + float(seconds)
+        return {"owner": self._headrace_owner}
 
     def headrace_end_turn(self, owner: str) -> dict[str, str]:
         """Let the next have it."""

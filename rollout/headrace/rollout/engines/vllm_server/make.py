@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Awaitable, Callable
 
 from headrace.config.vllm_server import VllmServerEngine as VllmServerEngineConfig
 from headrace.rollout.access import read_certificates, read_token
@@ -22,6 +23,7 @@ def make(
     max_length: int,
     partial: bool,
     max_generation_s: float,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> VllmServerEngine:
     """Make the engine.
 
@@ -31,6 +33,7 @@ def make(
         max_length: The most tokens of a prompt with its response.
         partial: Whether sequences under way go on with newer weights.
         max_generation_s: The longest that a sequence may take.
+        sleep: How time passes.
 
     Raises:
         UsageError: The key or the certificates cannot be read.
@@ -48,7 +51,7 @@ def make(
             drains=not partial,
             drain_s=max_generation_s,
             update_s=config.update_timeout_s,
-            sleep=asyncio.sleep,
+            sleep=sleep,
         )
         return Server(
             calls,
@@ -61,4 +64,4 @@ def make(
             tolerance=config.logprob_tolerance,
         )
 
-    return VllmServerEngine(config, [server(url) for url in config.base_urls])
+    return VllmServerEngine(config, [server(url) for url in config.base_urls], sleep=sleep)

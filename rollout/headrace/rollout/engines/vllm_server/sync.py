@@ -138,7 +138,7 @@ class Sync:
     async def _renew(self) -> None:
         while True:
             await self._sleep(self._update_s / 3)
-            await self._take()
+            await self._rpc("headrace_renew_turn", self._owner, str(self._update_s))
 
     async def _update(self, wanted: Tag) -> None:
         mode = "wait" if self._drains else "keep"
