@@ -4,7 +4,7 @@
     engine     the scheduler: one transition at a time, chosen by the seed
     network    calls between parties: lost, repeated, late
     replay     the real replay buffer - rules and service - over a journal that can lose its tail
-    store · feeder · worker · trainer · coordinator · storage    the others
+    store · feeder · worker · trainer · coordinator · storage · user    the others
     faults     crashes, zombies, losses
     model      what the durable events say, folded by the judge's own small model
     judge      the invariants of faults.md, checked against model, replies, rows and weights

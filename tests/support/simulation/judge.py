@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.replay.audit import audit
 from headrace.replay.groups import state_name
-from headrace.v1 import journal_pb2
+from headrace.v1 import journal_pb2, prompt_pb2
 from headrace.v1 import replay_pb2 as pb
 from simulation.engine import Call, Party
 from simulation.model import (
@@ -58,6 +58,8 @@ class Judge:
         """The newest version that a worker's life has loaded, by line."""
         self._gone_late: set[str] = set()
         """Rows that the deletion of a trainer who had been succeeded took away."""
+        self.given_up: set[str] = set()
+        """Prompts that a user wants to be dropped."""
         self.counts: Counter[str] = Counter()
         """What was seen, to know that a climate is not empty."""
 
@@ -93,6 +95,8 @@ class Judge:
                 self.counts["untrained_steps"] += before - self.model.committed
             elif name == "sessions_completed":
                 self._completed(record.sessions_completed)
+            elif name == "groups_dropped":
+                self._dropped(record.groups_dropped)
             elif name == "trainer_registered":
                 self.newest_trainer = replay.registered[record.position]
             self.counts[name or ""] += 1
@@ -141,6 +145,12 @@ class Judge:
                 session.min_version <= row.version <= session.max_version,
                 f"I14: {session.key} was made by v{row.version}",
             )
+
+    def _dropped(self, event: journal_pb2.GroupsDropped) -> None:
+        """Nothing is cancelled that nobody wanted to be."""
+        if event.reason == prompt_pb2.DROP_REASON_CANCELLED:
+            unasked = set(event.uids) - self.given_up
+            check(not unasked, f"I13: {unasked} are cancelled, and nobody wanted it")
 
     # -- answers
 

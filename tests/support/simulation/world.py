@@ -15,6 +15,7 @@ from simulation.scenario import Scenario
 from simulation.storage import TORN, Storage
 from simulation.store import Disk, Store
 from simulation.trainer import Trainer
+from simulation.user import User
 from simulation.worker import Worker
 
 COMPARE_EVERY_TICKS = 400
@@ -49,11 +50,17 @@ class World(Engine):
         self._bring_up("trainer", Trainer)
         for number in range(scenario.worker_count):
             self._bring_up_worker(f"worker{number}")
+        self._bring_up("user", User)
         FaultPlan(self).start()
         self.later(scenario.fault_ticks, self._heal)
         self.later(COMPARE_EVERY_TICKS, self._compare)
 
     # -- the data set
+
+    @property
+    def row_count(self) -> int:
+        """Rows of all epochs."""
+        return len(self._uids)
 
     def uid(self, ordinal: int) -> str:
         """Name the row at an ordinal."""

@@ -205,8 +205,10 @@ class CoordinatorCalls(Calls):
             return None if blocked_by else pb.AdvanceResumeResponse(state=self._state())
 
         answer = await self._buffer.until(look, checked_wait(request.wait_s))
+        # As it is now: while this waits for what is not durable yet, another call may go on.
+        answer = answer or pb.AdvanceResumeResponse(state=self._state(), blocked_by=blocked_by)
         await self._buffer.settled()
-        return answer or pb.AdvanceResumeResponse(state=self._state(), blocked_by=blocked_by)
+        return answer
 
     def _state(self) -> resume_pb2.ResumeState:
         """Give the resume with the times of its phases, as far as this process saw them begin."""
