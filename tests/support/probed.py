@@ -47,8 +47,8 @@ def trained(config: ModelConfig) -> Any:
     return model
 
 
-def sequences() -> list[list[int]]:
-    return draw_sequences(load_tokenizer(settings()), max_length=POSITIONS)
+def sequences(model: Any) -> list[list[int]]:
+    return draw_sequences(model, load_tokenizer(settings()), max_length=POSITIONS)
 
 
 def publish(
@@ -63,7 +63,7 @@ def publish(
 
     def save(directory: Path) -> None:
         save_model(model, directory)
-        (directory / PROBE_NAME).write_bytes(make_probe(model, sequences()).to_bytes())
+        (directory / PROBE_NAME).write_bytes(make_probe(model, sequences(model)).to_bytes())
         spoil(directory)
 
     directory, checksum = write(

@@ -49,6 +49,22 @@ def test_a_row_carries_what_its_scorer_needs(name: str) -> None:
         assert score(source, index, "certainly not") < 1.0
 
 
+def test_a_question_may_be_a_chat_message_behind_a_system_prompt() -> None:
+    def prompt(**chat: Any) -> Any:
+        source = ReasoningGymSource(kind="reasoning_gym", name="chain_sum", size=1, **chat)
+        return open_source(DataConfig(source=source, train_batch_size=1))[0].prompt
+
+    question = prompt()
+    asked = {"role": "user", "content": question}
+    assert isinstance(question, str)
+    assert prompt(chat=True) == [asked]
+    assert prompt(chat=True, system_prompt="Be brief.") == [
+        {"role": "system", "content": "Be brief."}, asked
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match="set chat to true as well"):
+        prompt(system_prompt="Be brief.")
+
+
 def test_an_entry_that_json_would_change_travels_as_a_literal() -> None:
     output = ((1, 0), (0, 1))  # as in arc_agi, whose scorer compares it with tuples
     entry = {"question": "?", "answer": "1 0", "metadata": {"output": output, 3: {"x"}}}

@@ -109,6 +109,31 @@ def test_reasoning_gym_scores_its_own_rows_whatever_way_the_entry_travels() -> N
         assert scorer(wrong).reward < 1.0
 
 
+@pytest.mark.parametrize(
+    ("response", "reward", "answered"),
+    [
+        ("I add. <answer> 94*4 - 61 - 6 </answer>", 1.0, 1.0),
+        ("<answer>1</answer> No: <answer>94*4 - 61 - 6</answer> it is", 1.0, 1.0),
+        ("<answer>1 + 1</answer>", 0.05, 1.0),
+        ("94*4 - 61 - 6", 0.0, 0.0),
+        ("<answer>94*4 - 61 - 6", 0.0, 0.0),
+    ],
+)
+def test_an_answer_between_tags_is_found_and_no_answer_is_worth_nothing(
+    response: str, reward: float, answered: float
+) -> None:
+    reasoning_gym = pytest.importorskip("reasoning_gym")
+    entry = reasoning_gym.create_dataset("countdown", size=1, seed=1)[0]
+    entry["metadata"]["difficulty"] = None
+    assert entry["answer"] == "94*4 - 61 - 6"
+    row = {"reasoning_gym": {"name": "countdown", "options": {}, "entry": entry}}
+    scorer = make_scorer(RewardSpec("reasoning_gym", answer_tag="answer"))
+
+    found = scorer(Scoring("", response, "", json.dumps(row), "stop"))
+
+    assert found == Score(reward, {"answered": answered})
+
+
 @pytest.mark.parametrize("value", ["1", None, float("inf"), {"exact": 1}, {"reward": "x"}, [1]])
 def test_what_is_no_number_is_no_score(value: object) -> None:
     with pytest.raises(ValueError, match="score"):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from math import isnan, nan
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from probed import GPT2, QWEN3, publish, sequences, settings, trained
@@ -209,7 +211,7 @@ def test_what_is_no_number_is_no_agreement() -> None:
 
 def test_the_trainers_numbers_are_those_of_a_plain_forward() -> None:
     model = trained(settings(0, **QWEN3))
-    found = make_probe(model, sequences())
+    found = make_probe(model, sequences(model))
 
     for each in found.sequences:
         ids = torch.tensor([each.token_ids])
@@ -222,15 +224,30 @@ def test_the_trainers_numbers_are_those_of_a_plain_forward() -> None:
 
 
 @pytest.mark.parametrize(("max_length", "length"), [(2, 2), (16, 15), (65, 64), (4096, 64)])
-def test_sequences_are_always_the_same_and_leave_an_engine_room_for_a_token(
+def test_sequences_are_the_models_own_and_leave_an_engine_room_for_a_token(
     max_length: int, length: int
 ) -> None:
     tokenizer = load_tokenizer(settings())
-    drawn = draw_sequences(tokenizer, max_length=max_length)
+    model = trained(settings(options=GPT2["options"] | {"n_positions": 4096}))
+    before = torch.random.get_rng_state()
+    drawn = draw_sequences(model, tokenizer, max_length=max_length)
 
-    assert drawn == draw_sequences(tokenizer, max_length=max_length)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    model.generation_config.top_k = 1  # what a directory says of sampling does not count
+    assert drawn == draw_sequences(model, tokenizer, max_length=max_length)
     assert [len(ids) for ids in drawn] == [length] * 4
     assert {i for ids in drawn for i in ids} <= set(range(2, tokenizer.vocab_size))
+
+
+def test_sequences_are_likelier_than_tokens_drawn_blindly() -> None:
+    model = trained(settings(0, **QWEN3))
+
+    def mean(drawn: list[list[int]]) -> float:
+        found = make_probe(model, drawn).sequences
+        return float(np.mean([each.logprobs for each in found]))
+
+    blind = [random.Random(i).choices(range(2, 12), k=23) for i in range(4)]
+    assert mean(sequences(model)) > mean(blind) + 0.4
 
 
 @pytest.mark.parametrize(

@@ -150,7 +150,12 @@ class Weights:
         self._pause.succeed()
         self.current = weights
         self._changes.notify()
-        log.info("weights_loaded", lineage=weights.id.lineage, version=weights.id.version)
+        log.info(
+            "weights_loaded",
+            lineage=weights.id.lineage,
+            version=weights.id.version,
+            probe_gap=self._engine.status().probe_gap,
+        )
 
     async def _load(self, weights: prompt_pb2.PublishedWeights) -> None:
         if weights.uri != GRPC_URI:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from headrace.config.section import Section
 
@@ -64,6 +64,18 @@ class ReasoningGymSource(Section):
     """Seed of the rows' content."""
     options: dict[str, Any] = {}
     """Further keyword arguments of the data set."""
+    chat: bool = False
+    """Whether the question is a chat message, which goes through the tokenizer's chat template;
+    otherwise it is the prompt as it is."""
+    system_prompt: str | None = None
+    """With `chat`: a system message before the question."""
+
+    @model_validator(mode="after")
+    def _system_prompt_needs_chat(self) -> Self:
+        if self.system_prompt is not None and not self.chat:
+            msg = "system_prompt is a chat message: set chat to true as well, or leave it out"
+            raise ValueError(msg)
+        return self
 
 
 class PythonSource(Section):

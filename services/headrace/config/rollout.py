@@ -109,6 +109,10 @@ class RewardConfig(Section):
     """For `python`: `module:function`, called as
     `function(prompt=, response=, answer=, metadata=, finish_reason=)`; it returns a number, or a
     mapping with `reward` and named parts."""
+    answer_tag: str | None = Field(default=None, pattern=r"^\w+$")
+    """For `reasoning_gym`: such as `answer`, if the answer stands between `<answer>` and
+    `</answer>`; the last such place counts, and a response without one is worth 0. null = the
+    whole response is the answer."""
     url: str | None = Field(default=None, pattern=r"^https?://[^/\s]+\S*$")
     """For `http`: where responses are POSTed to."""
     timeout_s: float = Field(default=10.0, gt=0)

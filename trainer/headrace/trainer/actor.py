@@ -146,11 +146,15 @@ class Actor:
             loss = loss + algorithm.kl_loss_coef * kl_loss
         loss.backward()
         with torch.no_grad():
-            gap = (scores.logprobs.exp() - behaviour.exp()).abs()
-            gap = gap * micro.loss_mask[:, places]
+            mask = micro.loss_mask[:, places]
+            gaps = {
+                "probs": (scores.logprobs.exp() - behaviour.exp()).abs() * mask,
+                "logprobs": (scores.logprobs - behaviour).abs() * mask,
+            }
             totals["actor/entropy"] += (scores.entropy * shares).sum()
             totals["actor/pg_clipfrac"] += (terms.is_clipped * shares).sum()
             totals["actor/ppo_kl"] -= (terms.log_ratio * shares).sum()
-            totals["training/rollout_probs_diff_mean"] += (gap * shares).sum()
-            name = "training/rollout_probs_diff_max"
-            totals[name] = torch.maximum(totals[name], gap.max())
+            for kind, gap in gaps.items():
+                name = f"training/rollout_{kind}_diff"
+                totals[f"{name}_mean"] += (gap * shares).sum()
+                totals[f"{name}_max"] = torch.maximum(totals[f"{name}_max"], gap.max())

@@ -302,6 +302,7 @@ class TrainingLoop:
             "step",
             step=step,
             reward=round(metrics["critic/rewards/mean"], 4),
+            logprobs_diff_max=metrics["training/rollout_logprobs_diff_max"],
             gen_s=round(metrics["timing_s/gen"], 3),
             step_s=round(metrics["timing_s/step"], 3),
         )

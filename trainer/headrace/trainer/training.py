@@ -124,7 +124,9 @@ class Training:
         actor = await self._compute.run(_make_actor, self._config, model, registered.total_steps)
         copy = await self._take_up(start, actor, home)
         saver = self._make_saver(peers, registered, start, home, actor, copy, facts)
-        writer = _make_writer(self._config, start.lineage, tokenizer)
+        writer = await self._compute.run(
+            _make_writer, self._config, start.lineage, actor.model, tokenizer
+        )
         loop = self._make_loop(peers, registered, start, tokenizer, actor, writer, saver)
         recorder = await self._compute.run(_make_recorder, self._config, start)
         try:
@@ -302,12 +304,12 @@ def _make_actor(config: Config, model: Any, total_steps: int) -> Actor:
     )
 
 
-def _make_writer(config: Config, lineage: str, tokenizer: Tokenizer) -> WeightsWriter:
+def _make_writer(config: Config, lineage: str, model: Any, tokenizer: Tokenizer) -> WeightsWriter:
     return WeightsWriter(
         weights_root(config),
         run_id=config.run.run_id,
         lineage=lineage,
-        probed=draw_sequences(tokenizer, max_length=_max_length(config)),
+        probed=draw_sequences(model, tokenizer, max_length=_max_length(config)),
         uri=GRPC_URI if config.weights.transport == "grpc" else None,
     )
 

@@ -55,6 +55,9 @@ class RewardSpec:
     """`module:function`, for `python`."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Further keyword arguments of it."""
+    answer_tag: str | None = None
+    """For `reasoning_gym`: the answer stands in the last element of this name; None = it is all
+    of the response."""
 
 
 class RewardUnusableError(Exception):
@@ -75,7 +78,7 @@ def make_scorer(spec: RewardSpec) -> Scorer:
         assert spec.function is not None, "checked with the configuration"
         return _python(spec.function, spec.options)
     if spec.kind == "reasoning_gym":
-        return _reasoning_gym()
+        return _reasoning_gym(spec.answer_tag)
     return {"exact_match": exact_match, "positional": positional}[spec.kind]
 
 
@@ -99,9 +102,10 @@ def positional(scoring: Scoring) -> Score:
     return Score(0.5 * share + 0.5 * exact, {"exact": exact, "share": share})
 
 
-def _reasoning_gym() -> Scorer:
+def _reasoning_gym(answer_tag: str | None) -> Scorer:
     try:
         import reasoning_gym
+        from reasoning_gym.utils import extract_answer
     except ImportError as error:
         raise RewardUnusableError(
             "reward.kind: reasoning_gym needs a package that is not installed: "
@@ -119,7 +123,12 @@ def _reasoning_gym() -> Scorer:
             raise ValueError("the row does not come from data.source.kind: reasoning_gym")
         entry = row["entry"] if "entry" in row else ast.literal_eval(row["entry_literal"])
         rows = dataset(row["name"], json.dumps(row["options"], sort_keys=True))
-        return as_score(rows.score_answer(scoring.response.strip(), entry))
+        if answer_tag is None:
+            return as_score(rows.score_answer(scoring.response.strip(), entry))
+        answer = extract_answer(scoring.response, tag_name=answer_tag)
+        if answer is None:  # some scorers give a little for that, too
+            return Score(0.0, {"answered": 0.0})
+        return Score(as_number(rows.score_answer(answer, entry)), {"answered": 1.0})
 
     return score
 

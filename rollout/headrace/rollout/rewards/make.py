@@ -43,7 +43,7 @@ def check_rewards(config: RewardConfig) -> None:
         check(config)
         return
     try:
-        make_scorer(RewardSpec(config.kind, config.function, config.options))
+        make_scorer(RewardSpec(config.kind, config.function, config.options, config.answer_tag))
     except RewardUnusableError as error:
         raise UsageError(str(error)) from error
 

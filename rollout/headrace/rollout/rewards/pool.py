@@ -35,7 +35,7 @@ class RewardPool:
     """The scoring processes of one worker. They stay alive, with everything imported."""
 
     def __init__(self, config: RewardConfig) -> None:
-        self._spec = RewardSpec(config.kind, config.function, config.options)
+        self._spec = RewardSpec(config.kind, config.function, config.options, config.answer_tag)
         self._limit_s = config.timeout_s
         self._processes = config.processes
         # Neither is a copy of this process, with its threads of torch and gRPC.

@@ -61,7 +61,7 @@ class ReasoningGymRows:
         where = f"reasoning_gym {self.name}, row {index}"
         try:
             entry = plain(self._rows[index])
-            prompt = check_prompt(entry["question"], where=f"{where}: question")
+            prompt = check_prompt(self._prompt(entry["question"]), where=f"{where}: question")
             scored = {**self._scorer(entry), **carry_entry(entry)}
         except UsageError:
             raise
@@ -74,6 +74,14 @@ class ReasoningGymRows:
             data_source=str(scored["name"]),
             metadata={"reasoning_gym": scored},
         )
+
+    def _prompt(self, question: Any) -> Any:
+        if not self._config.chat:
+            return question
+        messages = [{"role": "user", "content": question}]
+        if self._config.system_prompt is not None:
+            messages.insert(0, {"role": "system", "content": self._config.system_prompt})
+        return messages
 
     def fingerprint(self) -> str:
         """Digest of all settings, the package's version and a sample of rows."""
