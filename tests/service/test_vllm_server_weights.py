@@ -92,7 +92,7 @@ async def test_responses_that_go_on_with_newer_weights_say_which_made_what(
     server: VllmServer, tmp_path: Path
 ) -> None:
     server.plan = Plan(hold_after=5)
-    settings = {"partial": True, "stream_interval": 3}
+    settings = {"partial": True, "stream_interval": 3, "look_every_s": 1}
     async with running([server], publish(tmp_path, 0), **settings) as engine:
         asked = request()
         [future] = engine.generate([asked])
@@ -292,7 +292,6 @@ async def test_weights_that_another_worker_brought_count_when_this_one_has_tried
         await eventually(lambda: server.generated() and not server.at_once)
         await asyncio.sleep(0.05)
         assert not future.done()
-        assert asked.response.token_ids != [], "what came is there, but for the end"
         assert len(asked.response.token_ids) < 12
         await behind.load(new)
         await future

@@ -90,7 +90,8 @@ async def test_a_response_grows_while_it_is_sampled_and_is_whole_only_with_its_e
     server: VllmServer, tmp_path: Path
 ) -> None:
     server.plan = Plan(hold_after=7)
-    async with running([server], publish(tmp_path, 0), stream_interval=3) as engine:
+    settings = {"stream_interval": 3, "look_every_s": 1}
+    async with running([server], publish(tmp_path, 0), **settings) as engine:
         asked = request()
         [future] = engine.generate([asked])
         await eventually(lambda: len(asked.response.token_ids) == 7)
@@ -112,7 +113,7 @@ async def test_a_sequence_that_is_cancelled_leaves_the_server(
     async with running([server], publish(tmp_path, 0), stream_interval=3) as engine:
         asked = request()
         [future] = engine.generate([asked])
-        await eventually(lambda: len(asked.response.token_ids) == 7)
+        await eventually(lambda: engine.status().generated_token_count == 7)
         future.cancel()
         await eventually(lambda: server.given_up)
 
@@ -180,7 +181,6 @@ async def test_an_answer_that_is_not_whole_is_an_error_and_never_a_short_respons
         assert not isinstance(error, EngineLostError)
         assert said in str(error)
         assert asked.response.token_ids == []
-        assert asked.response.weight_spans == []
         status = engine.status()
         assert status.generated_token_count == status.aborted_token_count
 
@@ -254,16 +254,55 @@ async def test_what_a_dead_server_has_not_begun_is_sampled_by_another(
 async def test_what_a_server_had_begun_when_it_died_is_handed_back_and_blames_nobody(
     pair: list[VllmServer], tmp_path: Path
 ) -> None:
-    pair[0].plan = Plan(break_after=7)
-    async with running(pair, publish(tmp_path, 0), stream_interval=3) as engine:
+    pair[0].plan = Plan(hold_after=7)
+    settings = {"stream_interval": 3, "look_every_s": 1}
+    async with running(pair, publish(tmp_path, 0), **settings) as engine:
         asked = request()
-        error = await failure(engine, asked)
+        [future] = engine.generate([asked])
+        await eventually(lambda: len(asked.response.token_ids) == 7)
+        await pair[0].kill()
+        with pytest.raises(EngineLostError):
+            await future
 
-        assert isinstance(error, EngineLostError)
         assert asked.response.token_ids == [TOKEN] * 7
         assert spans(asked) == [("l0", 0, 0, 7)]
         assert not pair[1].generated()
         assert engine.status().aborted_token_count == 7
+
+
+async def test_what_nobody_has_seen_of_a_dead_server_is_sampled_anew_by_another(
+    pair: list[VllmServer], tmp_path: Path
+) -> None:
+    pair[0].plan = Plan(break_after=7)
+    settings = {"stream_interval": 3, "look_every_s": 10_000}
+    async with running(pair, publish(tmp_path, 0), **settings) as engine:
+        asked = request()
+        await asyncio.gather(*engine.generate([asked]))
+
+        assert spans(asked) == [("l0", 0, 0, 12)]
+        assert pair[1].generated()
+        assert engine.status().aborted_token_count == 7
+        assert engine.status().generated_token_count == 19
+
+
+async def test_nothing_is_seen_of_a_server_that_was_started_again(
+    server: VllmServer, tmp_path: Path
+) -> None:
+    weights = publish(tmp_path, 0)
+    settings = {"stream_interval": 3, "look_every_s": 20}
+    async with running([server], weights, **settings) as engine:
+        await server.kill()
+        await server.open()
+        server.plan = Plan(hold_after=7)
+        asked = request()
+        [future] = engine.generate([asked])
+        await eventually(lambda: engine.status().generated_token_count == 7)
+        await eventually(lambda: engine.status().room == 0)
+        assert asked.response.token_ids == []
+        server.gate.set()
+        with pytest.raises(EngineLostError):
+            await future
+        assert asked.response.token_ids == []
 
 
 async def test_an_answer_that_somebody_aborted_is_handed_back(

@@ -1,4 +1,9 @@
-"""One call's answer: tokens go into the response as they come, and are accounted for at the end.
+"""One call's answer: what comes of it goes into the response, and is accounted for at the end.
+
+Two things have to be certain before a token can be seen. That it came from the life of the server
+that this worker has looked at, which a look after the beginning of the answer shows (`trust`); what
+comes before is kept back. And that an answer is whole (`check`, `finish`): its last piece is kept
+back until then. What can be seen once is never taken back.
 
 While they come, tokens are put down to the weights that the worker knows the server to have; it
 learns of others a little later than the server has them, so that no token passes for newer than it
@@ -32,22 +37,36 @@ class Answer:
         self._response = request.response
         self._eos_id = eos_id
         self._begin = len(request.response.token_ids)
+        self._kept: list[tuple[Piece, prompt_pb2.WeightsId]] = []
         self._last: Piece | None = None
+        self._is_trusted = False
 
     @property
     def token_count(self) -> int:
         """Tokens that have come."""
-        held = len(self._last.token_ids) if self._last is not None else 0
-        return len(self._response.token_ids) - self._begin + held
+        kept = sum(len(piece.token_ids) for piece, _ in self._kept)
+        return len(self._response.token_ids) - self._begin + kept
 
     def add(self, piece: Piece, weights: prompt_pb2.WeightsId) -> None:
-        """Take what has come. The last of it is kept from the response until `finish`."""
+        """Take what has come."""
         if self._last is not None:
             raise MalformedError("tokens behind the end of an answer")
-        if piece.finish_reason is None:
-            self._response.extend(piece.token_ids, piece.logprobs, weights)
-        else:
+        self._kept.append((piece, weights))
+        if piece.finish_reason is not None:
             self._last = piece
+        elif self._is_trusted:
+            self._show()
+
+    def trust(self) -> None:
+        """Be certain of the server's life."""
+        self._is_trusted = True
+        if self._last is None:
+            self._show()
+
+    def _show(self) -> None:
+        for piece, weights in self._kept:
+            self._response.extend(piece.token_ids, piece.logprobs, weights)
+        self._kept.clear()
 
     def check(self) -> Tag:
         """See whether it is whole; return the last weights that had a part in it.
@@ -63,19 +82,15 @@ class Answer:
 
     def finish(self) -> Sample:
         """Complete the response of an answer that was checked, each token with what made it."""
-        assert self._last is not None, "checked before"
-        token_ids = [*self._response.token_ids[self._begin :], *self._last.token_ids]
-        logprobs = [*self._response.logprobs[self._begin :], *self._last.logprobs]
         parts, reason = self._parts(), self._reason()
-        self.rewind()
+        self._show()
+        token_ids = self._response.token_ids[self._begin :]
+        logprobs = self._response.logprobs[self._begin :]
+        _truncate(self._response, self._begin)
         for tag, span in parts:
             part = slice(span.begin, span.end)
             self._response.extend(token_ids[part], logprobs[part], tag.weights)
         return Sample(self._response, reason)
-
-    def rewind(self) -> None:
-        """Take everything back that has come."""
-        truncate(self._response, self._begin)
 
     def _parts(self) -> list[tuple[Tag, Span]]:
         """Say which weights made which tokens of this answer."""
@@ -98,7 +113,7 @@ class Answer:
         if last is None or last.finish_reason == "abort":
             raise ServerAwayError(f"an answer broke off after {self.token_count} tokens")
         count, limit = self._begin + self.token_count, self._request.max_response_length
-        last_ids = [*self._response.token_ids[-1:], *last.token_ids][-1:]
+        last_ids = [each for piece, _ in self._kept for each in piece.token_ids][-1:]
         if self.token_count and count <= limit:
             if last.finish_reason == "stop" and last_ids == [self._eos_id]:
                 return trajectory_pb2.FINISH_REASON_STOP
@@ -110,7 +125,7 @@ class Answer:
         )
 
 
-def truncate(response: Response, count: int) -> None:
+def _truncate(response: Response, count: int) -> None:
     """Leave the first tokens only."""
     del response.token_ids[count:]
     del response.logprobs[count:]

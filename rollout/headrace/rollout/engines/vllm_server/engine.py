@@ -192,16 +192,18 @@ class VllmServerEngine:
         return futures
 
     async def _sample(self, request: SampleRequest) -> Sample:
-        """Sample at one server; if it is lost before a token has come, at another one."""
+        """Sample at one server; if that is lost before a token was seen, at another."""
         begin = len(request.response.token_ids)
-        tries_left = self._config.eject_after
+        failed: list[Server] = []
         while True:
-            async with self._seats.taken(request.uid) as server:
+            async with self._seats.taken(request.uid, failed) as server:
                 try:
                     return await server.sample(request)
                 except EngineLostError:
-                    tries_left -= 1
-                    if len(request.response.token_ids) > begin or not tries_left:
+                    failed.append(server)
+                    # What was seen of it is of use to whoever goes on behind.
+                    was_seen = len(request.response.token_ids) > begin
+                    if was_seen or len(failed) == self._config.eject_after:
                         raise
 
     def _settle(self) -> None:

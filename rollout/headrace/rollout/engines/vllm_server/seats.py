@@ -28,7 +28,7 @@ class Seats:
     def __init__(self, servers: Sequence[Server], *, per_server: int) -> None:
         self._servers = servers
         self._per_server = per_server
-        self._line: deque[tuple[str, asyncio.Future[Server]]] = deque()
+        self._line: deque[tuple[str, Sequence[Server], asyncio.Future[Server]]] = deque()
         self._homes: dict[str, Server] = {}
         """Where the last request of a group went to."""
         self._seated: Counter[str] = Counter()
@@ -40,15 +40,19 @@ class Seats:
         return self._per_server * sum(server.is_in_use for server in self._servers)
 
     @asynccontextmanager
-    async def taken(self, group: str) -> AsyncIterator[Server]:
+    async def taken(self, group: str, failed: Sequence[Server] = ()) -> AsyncIterator[Server]:
         """Wait for a server, and be one of its requests for as long as the block runs.
+
+        Args:
+            group: Whose request it is.
+            failed: Where it was before, in vain; those come last.
 
         Raises:
             EngineLostError: None is in use.
 
         """
         place: asyncio.Future[Server] = asyncio.get_running_loop().create_future()
-        self._line.append((group, place))
+        self._line.append((group, failed, place))
         self.hand_out()
         try:
             server = await place
@@ -65,13 +69,13 @@ class Seats:
         """Seat those for whom there is room. To be called when a server comes or goes."""
         if not any(server.is_in_use for server in self._servers):
             reasons = "; ".join(f"{server.name}: {server.why_out}" for server in self._servers)
-            for _, place in self._line:
+            for *_, place in self._line:
                 if not place.done():
                     place.set_exception(EngineLostError(f"no server can be used: {reasons}"))
             self._line.clear()
         while self._line:
-            group, place = self._line[0]
-            server = self._best(group)
+            group, failed, place = self._line[0]
+            server = self._best(group, failed)
             if server is None:
                 return
             self._line.popleft()
@@ -81,16 +85,18 @@ class Seats:
                 self._seated[group] += 1
                 place.set_result(server)
 
-    def _best(self, group: str) -> Server | None:
+    def _best(self, group: str, failed: Sequence[Server]) -> Server | None:
         free = [
             server
             for server in self._servers
             if server.is_in_use and server.in_flight < self._per_server
         ]
         home = self._homes.get(group)
-        if home in free:
-            return home
-        return min(free, key=lambda server: server.in_flight, default=None)
+        return min(
+            free,
+            key=lambda server: (server in failed, server is not home, server.in_flight),
+            default=None,
+        )
 
     def _leave(self, group: str, server: Server) -> None:
         server.in_flight -= 1

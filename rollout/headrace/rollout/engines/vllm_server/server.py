@@ -106,6 +106,8 @@ class Server:
         self._heard_at = 0.0
         self._limits: set[asyncio.Timeout] = set()
         """Of the streams under way."""
+        self._unsure: set[Answer] = set()
+        """Those that began after the last look."""
 
     @property
     def is_in_use(self) -> bool:
@@ -204,7 +206,7 @@ class Server:
     async def look(self, *, silence_s: float) -> None:
         """See whether it is still what it was: alive, at work, and with the weights it had."""
         assert self._tag is not None, "it is in use"
-        tag = self._tag
+        tag, unsure = self._tag, list(self._unsure)
         try:
             await self._calls.get("/health", timeout_s=HEALTH_S)
             found = await self._sync.loaded()
@@ -222,8 +224,12 @@ class Server:
             return
         if self._tag != tag or not self.is_in_use:  # it has taken others meanwhile
             return
-        if found != tag and not (found is not None and found.is_after(tag)):
+        if found is None or not (found == tag or found.is_after(tag)):
             self.leave(f"it has {found or 'weights of nobody'}, not {tag}: was it started again?")
+            return
+        for answer in unsure:
+            answer.trust()
+        self._unsure.difference_update(unsure)
 
     async def sample(self, request: SampleRequest) -> Sample:
         """Sample one sequence, the tokens going into its response as they come.
@@ -240,7 +246,7 @@ class Server:
         except BaseException as error:
             self.aborted_token_count += answer.token_count
             if isinstance(error, EngineError):
-                raise await self._charge(error, answer) from error
+                raise await self._charge(error) from error
             raise
         self._failures = 0
         return answer.finish()
@@ -256,12 +262,14 @@ class Server:
         try:
             async with limit:
                 self._limits.add(limit)
+                self._unsure.add(answer)
                 async with self._calls.stream(GENERATE, body) as lines:
                     await self._read(lines, answer)
         except TimeoutError as error:
             raise ServerAwayError(f"{self.name}: {self.why_out}") from error
         finally:
             self._limits.discard(limit)
+            self._unsure.discard(answer)
 
     async def _read(self, lines: AsyncIterator[str], answer: Answer) -> None:
         async for line in lines:
@@ -285,15 +293,13 @@ class Server:
                 f"{self.name} has version {tag.version}, which this worker has not"
             ) from error
 
-    async def _charge(self, error: EngineError, answer: Answer) -> EngineError:
+    async def _charge(self, error: EngineError) -> EngineError:
         """Say whose failure it is, and draw the conclusions."""
         said = f"{self.name}: {error}"
         if isinstance(error, OtherWeightsError):
-            answer.rewind()
             self.leave(str(error))
             return OtherWeightsError(said)
         if isinstance(error, MalformedError):
-            answer.rewind()
             self._fail(error)
             return MalformedError(said)
         if isinstance(error, ServerAnsweredError):
