@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from worker_scene import EOS, Gate, World, after_load, completed, eventually, ma
 
 from headrace.config.rollout import RewardConfig
 from headrace.config.rollout import ScriptedEngine as ScriptedConfig
+from headrace.rollout.engines.base import EngineStatus
+from headrace.rollout.engines.scripted import ScriptedEngine
 from headrace.v1 import prompt_pb2
 from headrace.v1 import replay_pb2 as pb
 from headrace.v1.trajectory_pb2 import FINISH_REASON_LENGTH, FINISH_REASON_STOP, Trajectory
@@ -91,6 +94,64 @@ async def test_no_more_groups_are_held_than_configured(world: World) -> None:
     assert [r.max_count for r in world.ledger.requests("LeasePrompts")] == [3]
     gate.open.set()
     await world.ledger.until(lambda: world.ledger.is_whole(*(f"e0r{i}" for i in range(10))))
+
+
+class Roomy(ScriptedEngine):
+    """Has room for five sequences."""
+
+    def status(self) -> EngineStatus:
+        return replace(super().status(), room=5)
+
+
+@pytest.mark.parametrize(("max_groups", "held"), [(None, 3), (2, 2), (64, 3)])
+async def test_no_more_groups_are_held_than_fill_the_engine(
+    world: World, max_groups: int | None, held: int
+) -> None:
+    gate = Gate()
+    await world.publish(0)
+    world.ledger.feed(*(f"e0r{i}" for i in range(10)))
+    await world.start(
+        ScriptedConfig(kind="scripted", mean_latency_s=1), sleep=after_load(gate),
+        max_groups=max_groups, group_size=2, engine_type=Roomy,
+    )  # fmt: skip
+
+    await world.ledger.until(lambda: len(world.ledger.leased) == held)
+    await gate.reached.wait()
+
+    assert [r.max_count for r in world.ledger.requests("LeasePrompts")] == [held]
+    gate.open.set()
+
+
+class Mortal(ScriptedEngine):
+    """Dies when it is told to."""
+
+    def when_lost(self, tell: Callable[[], None]) -> None:
+        self.die = tell
+
+
+async def test_a_worker_whose_engine_died_hands_back_and_goes_on_with_the_newest_weights(
+    world: World,
+) -> None:
+    gate = Gate()
+    await world.publish(0)
+    world.ledger.feed("e0r0", "e0r1")
+    await world.start(
+        ScriptedConfig(kind="scripted", mean_latency_s=1),
+        sleep=after_load(gate),
+        engine_type=Mortal,
+    )
+    await world.ledger.until(lambda: len(world.ledger.leased) == 2)
+    await gate.reached.wait()
+    engine = world.worker.engine
+    assert isinstance(engine, Mortal)
+
+    engine.die()
+
+    assert world.worker.weights.current is None
+    await eventually(lambda: len(world.ledger.ended_leases) == 2)
+    gate.open.set()
+    await world.ledger.until(lambda: world.ledger.is_whole("e0r0", "e0r1"))
+    assert {ended.end for ended in world.ledger.ended_leases} == {pb.LEASE_END_RETURNED}
 
 
 async def test_an_engine_error_fails_the_lease_and_is_never_a_reward_of_zero(world: World) -> None:

@@ -7,8 +7,8 @@
          └──────────────────────────────────► FAILED    an error; what went well is recorded
 
 Sessions go through the stages in the batches that the engine finishes them in. An error of the
-engine or of the reward is never a reward of zero: the session stays missing. Knows nothing of
-the wire.
+engine or of the reward is never a reward of zero: the session stays missing. What an engine was
+lost with is handed back: the prompt is not to blame. Knows nothing of the wire.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from headrace.rollout.delivery import DeliveryError, Made
-from headrace.rollout.engines.base import Engine, Sample, SampleRequest
+from headrace.rollout.engines.base import Engine, EngineLostError, Sample, SampleRequest
 from headrace.rollout.rewards.base import RewardError
 from headrace.rollout.rewards.functions import Score, Scoring
 from headrace.rpc.calls import Stopped
@@ -56,7 +56,7 @@ class Tools:
     now: Callable[[], float]
     """Seconds of a monotonic clock."""
     max_generation_s: float
-    """From the request to the engine on."""
+    """From the request to the engine on, times left out in which it begins nothing."""
 
 
 @dataclass(eq=False)
@@ -121,13 +121,15 @@ class GroupLife:
         requests = [self._request(session) for session in self.lease.missing_sessions]
         waiting = dict(zip(self.tools.engine.generate(requests), requests, strict=True))
         self._revocable.update(waiting)
-        deadline = self.tools.now() + self.tools.max_generation_s
+        deadline = self._clock() + self.tools.max_generation_s
         try:
             while waiting:
-                left_s = max(0.0, deadline - self.tools.now())
+                left_s = max(0.0, deadline - self._clock())
                 done, _ = await asyncio.wait(
                     waiting, timeout=left_s, return_when=asyncio.FIRST_COMPLETED
                 )
+                if not done and self._clock() < deadline:
+                    continue
                 if not done:
                     sessions = sorted(request.session for request in waiting.values())
                     self.errors.append(
@@ -144,6 +146,10 @@ class GroupLife:
             for future in waiting:
                 future.cancel()
             self._revocable.difference_update(waiting)
+
+    def _clock(self) -> float:
+        """Return a time that stands still while the engine begins nothing, as it takes weights."""
+        return self.tools.now() - self.tools.engine.status().held_back_s
 
     def _request(self, session: int) -> SampleRequest:
         lease = self.lease
@@ -165,6 +171,8 @@ class GroupLife:
             if future.cancelled():  # handed back, lost, or the engine is closing
                 continue
             error = future.exception()
+            if isinstance(error, EngineLostError):
+                continue
             if error is not None:
                 self.errors.append(f"session {request.session}: {one_line(error)}")
                 continue

@@ -120,10 +120,12 @@ async def _downloads(config: Config, process: Process, stack: AsyncExitStack) ->
 
 def settings(config: Config, name: str) -> WorkerSettings:
     """Take the worker's part of the configuration; the name is new with each life."""
+    most = config.rollout.max_groups_in_flight
     prompt_bytes = _BYTES_PER_PROMPT_TOKEN * config.data.max_prompt_length
     return WorkerSettings(
         worker_id=f"{name}-{os.getpid()}-{secrets.token_hex(3)}",
-        max_groups_in_flight=config.rollout.max_groups_in_flight,
+        max_groups_in_flight=None if most == "auto" else most,
+        group_size=config.rollout.n,
         max_leases_per_call=max(1, min(_MOST_LEASES_PER_CALL, _ANSWER_BYTES // prompt_bytes)),
         max_generation_s=config.rollout.max_generation_s,
         lease_s=config.ledger.lease_s,

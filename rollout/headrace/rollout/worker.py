@@ -46,6 +46,8 @@ FAREWELL_S: Final = 3.0
 """How long handing back may take after that."""
 _MOST_ENDINGS: Final = 4096
 
+_USUAL_GROUPS: Final = 64
+"""Held at a time, if neither the configuration nor the engine says how many."""
 log = get_logger()
 
 
@@ -55,7 +57,10 @@ class WorkerSettings:
 
     worker_id: str
     """Unique per life."""
-    max_groups_in_flight: int
+    max_groups_in_flight: int | None
+    """None = what the engine has room for."""
+    group_size: int
+    """Sessions of a group."""
     max_leases_per_call: int
     max_generation_s: float
     lease_s: float
@@ -128,7 +133,8 @@ class Worker:
         self._leases = Leases(
             worker_id=settings.worker_id,
             weights=self.weights,
-            room=lambda: settings.max_groups_in_flight - len(self._groups),
+        engine.when_lost(self.weights.lose)
+            room=self._room,
             most_per_call=settings.max_leases_per_call,
             wait_s=settings.lease_wait_s,
             accept=self._accept,
@@ -213,6 +219,16 @@ class Worker:
 
     async def _see_through(self, life: GroupLife) -> None:
         await self._hold_back()
+    def _room(self) -> int:
+        """Return for how many more groups there is room."""
+        limits = [self.settings.max_groups_in_flight]
+        sequences = self.engine.status().room
+        if sequences is not None:
+            limits.append(-(-sequences // self.settings.group_size))
+        return min((limit for limit in limits if limit is not None), default=_USUAL_GROUPS) - len(
+            self._groups
+        )
+
         try:
             outcome = await life.run()
         except Exception as error:  # a mistake of ours with this group must not end the others

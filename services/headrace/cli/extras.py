@@ -6,6 +6,7 @@ from importlib.util import find_spec
 
 from headrace.config.config import Config
 from headrace.config.rollout import TorchEngine
+from headrace.config.vllm import INSTALL, VllmEngine
 from headrace.errors import UsageError
 
 
@@ -16,6 +17,8 @@ def check_installed(config: Config) -> None:
         UsageError: one of them would not; the message names the extra that brings all.
 
     """
+    if isinstance(config.rollout.engine, VllmEngine) and find_spec("vllm") is None:
+        raise UsageError(f"rollout.engine.kind: vllm needs vLLM, which is not installed: {INSTALL}")
     missing = [package for package in _needed(config) if find_spec(package) is None]
     if missing:
         raise UsageError(

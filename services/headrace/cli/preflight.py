@@ -9,6 +9,7 @@ from pathlib import Path
 
 from headrace.config.config import Config
 from headrace.config.load import load_config
+from headrace.config.vllm import VllmEngine
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,8 @@ class Checked:
 def preflight(path: Path, overrides: Sequence[str]) -> Checked:
     """Load the configuration, open data set, tokenizer and storage, find the reward.
 
+    vLLM is asked about its arguments if it is installed here.
+
     Raises:
         UsageError: something of it is wrong or not installed.
 
@@ -37,6 +40,7 @@ def preflight(path: Path, overrides: Sequence[str]) -> Checked:
     from headrace.checkpoint.directory import storage_of
     from headrace.feeder.sources.load import open_data
     from headrace.feeder.sources.stream import StreamRows
+    from headrace.rollout.engines.vllm_import import check_section
     from headrace.rollout.rewards.make import check_rewards
     from headrace.rpc.security import Security
     from headrace.tokenizer.load import load_tokenizer
@@ -45,6 +49,8 @@ def preflight(path: Path, overrides: Sequence[str]) -> Checked:
     data = open_data(config.data)
     load_tokenizer(config.model)
     check_rewards(config.reward)
+    if isinstance(config.rollout.engine, VllmEngine):
+        check_section(config.rollout.engine)
     if config.checkpoint.storage is not None:
         storage_of(config)
     warnings = config.warnings()

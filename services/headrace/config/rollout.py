@@ -10,6 +10,7 @@ from pydantic import Field
 
 from headrace.config.section import Section
 from headrace.config.vllm import VllmEngine
+from headrace.config.vllm_server import VllmServerEngine
 
 
 class TorchEngine(Section):
@@ -52,22 +53,25 @@ class ScriptedEngine(Section):
     """Time that loading weights takes."""
 
 
-Engine = Annotated[TorchEngine | ScriptedEngine | VllmEngine, Field(discriminator="kind")]
+Engine = Annotated[
+    TorchEngine | ScriptedEngine | VllmEngine | VllmServerEngine, Field(discriminator="kind")
+]
 
 
 class RolloutConfig(Section):
     """The rollout workers."""
 
     engine: Engine = TorchEngine()
-    """What generates: `kind: torch | vllm | scripted` and what that kind needs."""
+    """What generates: `kind: torch | vllm | vllm_server | scripted` and what that kind needs."""
     workers: int = Field(default=1, ge=1)
     """Workers that `headrace run` starts."""
     n: int = Field(default=8, ge=1)
     """Samples per prompt."""
     temperature: float = Field(default=1.0, gt=0)
     """Softmax temperature; the trainer divides its logits by the same."""
-    max_groups_in_flight: int = Field(default=64, ge=1)
-    """Groups one worker holds leases for at a time."""
+    max_groups_in_flight: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
+    """Groups one worker holds leases for at a time. `auto` = as many as fill the engine, if it can
+    tell (vLLM, by its places and its memory for keys and values), else 64."""
     max_generation_s: float = Field(default=600.0, gt=0)
     """A session not done after this long is an error of the engine."""
     partial_rollout: bool = False

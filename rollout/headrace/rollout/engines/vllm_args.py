@@ -1,18 +1,25 @@
 """With which arguments and environment vLLM is started, and why.
 
 What the user may say is in `headrace.config.vllm`. Imports vLLM only to check or make arguments.
+`python -m` it with an engine's section, in JSON, on its standard input, and it prints what is
+wrong with that.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import os
+import re
+import sys
 from pathlib import Path
 from typing import Any, Final
+
+from pydantic import PydanticSchemaGenerationError, TypeAdapter, ValidationError
 
 from headrace.config.suggest import suggest
 from headrace.config.vllm import VllmEngine
 from headrace.errors import UsageError
+from headrace.rollout.engines.base import EngineError
 from headrace.rollout.engines.vllm_import import import_vllm
 
 LEAST_TEMPERATURE: Final = 0.01
@@ -58,27 +65,30 @@ def prepare_environment(config: VllmEngine) -> None:
 
 
 def check_arguments(config: VllmEngine) -> None:
-    """See whether vLLM knows the arguments, and whether it takes their values.
+    """See whether vLLM knows the arguments, and whether their values are of its types.
+
+    Whether they fit the model is seen when it is there.
 
     Raises:
-        UsageError: One line for each that it does not. Or vLLM cannot be imported.
+        UsageError: One line for each that is wrong. Or vLLM cannot be imported.
 
     """
     import_vllm()
     from vllm.engine.arg_utils import AsyncEngineArgs
 
-    known = [field.name for field in dataclasses.fields(AsyncEngineArgs)]
-    wrong = [_unknown(name, known) for name in config.engine_args if name not in known]
+    types = {field.name: field.type for field in dataclasses.fields(AsyncEngineArgs)}
+    given = config.engine_args | {"quantization": config.quantization}
+    wrong = [line for name, value in given.items() if (line := _problem(name, value, types))]
     if wrong:
         raise UsageError("\n".join(wrong))
     try:
-        AsyncEngineArgs(**_arguments(config))
+        AsyncEngineArgs(model=os.curdir, **_arguments(config))
     except Exception as error:  # pydantic's, and whatever else its parts raise
         raise _refused(error) from error
 
 
-def make_arguments(config: VllmEngine, directory: Path, *, max_length: int, seed: int) -> Any:
-    """Make vLLM's `AsyncEngineArgs` for a model.
+def make_config(config: VllmEngine, directory: Path, *, max_length: int, seed: int) -> Any:
+    """Make vLLM's `VllmConfig` for a model.
 
     Args:
         config: The engine's section.
@@ -87,7 +97,8 @@ def make_arguments(config: VllmEngine, directory: Path, *, max_length: int, seed
         seed: What is drawn follows from this and from what was drawn before.
 
     Raises:
-        UsageError: vLLM refuses them.
+        EngineError: The directory is gone.
+        UsageError: vLLM refuses the arguments, or the model.
 
     """
     from vllm.engine.arg_utils import AsyncEngineArgs
@@ -98,8 +109,10 @@ def make_arguments(config: VllmEngine, directory: Path, *, max_length: int, seed
             model=str(directory),
             max_model_len=config.max_model_len or max_length,
             seed=seed,
-        )
+        ).create_engine_config()
     except Exception as error:  # pydantic's, and whatever else its parts raise
+        if not (directory / "config.json").exists():
+            raise EngineError(f"{directory}: gone while vLLM was reading it") from error
         raise _refused(error) from error
 
 
@@ -138,12 +151,37 @@ def _arguments(config: VllmEngine) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _unknown(name: str, known: list[str]) -> str:
-    meant = suggest(name, known)
-    return f"rollout.engine.engine_args.{name}: vLLM has no such argument" + (
-        f"; did you mean {meant}?" if meant else ""
+def _problem(name: str, value: Any, types: dict[str, Any]) -> str | None:
+    """Say in a line what is wrong with an argument, if anything is."""
+    key = (
+        f"rollout.engine.engine_args.{name}" if name != "quantization" else f"rollout.engine.{name}"
     )
+    if name not in types:
+        meant = suggest(name, list(types))
+        return f"{key}: vLLM has no such argument" + (f"; did you mean {meant}?" if meant else "")
+    if isinstance(types[name], str):  # not evaluated: what vLLM does with it is the check
+        return None
+    try:
+        TypeAdapter(types[name]).validate_python(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        return f"{key} = {value!r}: vLLM says: {first['msg']}"
+    except PydanticSchemaGenerationError:  # a type that pydantic does not know
+        return None
+    return None
 
 
 def _refused(error: Exception) -> UsageError:
-    return UsageError(f"vLLM refuses rollout.engine: {' '.join(str(error).split())[:500]}")
+    """Make a user's mistake of what vLLM says of its arguments."""
+    text = re.sub(r"For further information visit \S+", "", str(error))
+    return UsageError(f"vLLM refuses rollout.engine: {' '.join(text.split())[:500]}")
+
+
+if __name__ == "__main__":
+    try:
+        section = VllmEngine.model_validate_json(sys.stdin.read())
+        prepare_environment(section)
+        check_arguments(section)
+    except UsageError as error:
+        print(error)  # noqa: T201
+        sys.exit(2)

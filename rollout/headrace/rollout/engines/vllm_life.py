@@ -26,6 +26,8 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 
 from headrace.rollout.engines.vllm_weights import OWNER_VARIABLE
 
+_SHUTDOWN_S: Final = 2.0
+"""For what vLLM does at its end; nothing of it is needed."""
 _CORE_NAME: Final = "EngineCore"
 """How the names of vLLM's processes begin, as multiprocessing has them."""
 
@@ -56,11 +58,11 @@ class Life:
         self._last_sign = 0.0
 
     @classmethod
-    async def start(cls, args: Any, stats: Callable[[], StatLoggerBase], label: str) -> Self:
+    async def start(cls, config: Any, stats: Callable[[], StatLoggerBase], label: str) -> Self:
         """Start vLLM with a directory of weights, which are called `label` from then on.
 
         Args:
-            args: Its `AsyncEngineArgs`.
+            config: Its `VllmConfig`.
             stats: Makes what is told of each step.
             label: The name of the weights.
 
@@ -70,7 +72,12 @@ class Life:
         """
         os.environ[OWNER_VARIABLE] = str(os.getpid())
         starting = asyncio.create_task(
-            asyncio.to_thread(AsyncLLM.from_engine_args, args, stat_loggers=[lambda *_: stats()])
+            asyncio.to_thread(
+                AsyncLLM.from_vllm_config,
+                config,
+                stat_loggers=[lambda *_: stats()],
+                disable_log_stats=True,  # vLLM's own loggers
+            )
         )
         try:
             llm = await asyncio.shield(starting)
@@ -191,7 +198,7 @@ class Life:
     async def close(self) -> None:
         """End its processes, for sure."""
         with contextlib.suppress(Exception):  # what is left is killed below
-            await asyncio.to_thread(self._llm.shutdown)
+            await asyncio.to_thread(self._llm.shutdown, _SHUTDOWN_S)
         await asyncio.to_thread(_kill, self._processes)
 
 
