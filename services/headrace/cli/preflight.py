@@ -49,11 +49,13 @@ def preflight(path: Path, overrides: Sequence[str]) -> Checked:
     data = open_data(config.data)
     load_tokenizer(config.model)
     check_rewards(config.reward)
-    if isinstance(config.rollout.engine, VllmEngine):
-        check_section(config.rollout.engine)
     if config.checkpoint.storage is not None:
         storage_of(config)
     warnings = config.warnings()
+    if isinstance(config.rollout.engine, VllmEngine) and (
+        unchecked := check_section(config.rollout.engine)
+    ):
+        warnings.append(unchecked)
     if not isinstance(data, StreamRows):
         warnings += _too_few_rows(config, len(data))
     return Checked(config, tuple(warnings))

