@@ -279,7 +279,7 @@ def test_a_full_disk_is_the_cause_when_nothing_can_be_logged(tmp_path: Path) -> 
     log = LogTail(tmp_path / "store.log")
     log.path.write_text("error: an older one\n")
 
-    assert cause_of(log, free=lambda _folder: 4096) == f"the disk of {tmp_path} is full: make room"
+    assert cause_of(log, free=lambda _folder: 4096) == f"the disk of {tmp_path} is full"
     assert cause_of(log) == "an older one"
 
 

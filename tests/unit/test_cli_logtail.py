@@ -55,6 +55,7 @@ def test_what_a_process_died_of_is_what_it_said_last_of_an_error(tmp_path: Path)
     said = {
         "": line("info", "ready"),
         "balance_broken violations=1": line("error", "balance_broken", violations=1),
+        "journal_failed: no space left": line("error", "journal_failed", error="no space left"),
         "no such data set": "error: no such data set",
         "KeyError: 'x'": "Traceback (most recent call last):\n  raise Error\nKeyError: 'x'",
         "redis.exceptions.ConnectionError: gone": (

@@ -32,5 +32,5 @@ def cause_of(log: LogTail, *, free: Callable[[Path], int] = free_bytes) -> str:
     """
     folder = log.path.parent
     if free(folder) < ENOUGH_BYTES:
-        return f"the disk of {folder} is full: make room"
+        return f"the disk of {folder} is full"
     return log.last_error()

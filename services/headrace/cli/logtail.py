@@ -80,10 +80,12 @@ def readable(line: str) -> str:
 def _error_in(line: str) -> str:
     """Take the message of a command that gives up, of a logged error, or of a traceback's end."""
     if line.startswith(ERROR_PREFIX):
-        return _short(line[len(ERROR_PREFIX) :])
+        return line[len(ERROR_PREFIX) :]
     if entry := _entry(line):
-        failed = entry.get("level") in _FAILED
-        return _in_words({**entry, "level": ""}) if failed else ""
+        if entry.get("level") not in _FAILED:
+            return ""
+        known = "error" in entry
+        return f"{entry['event']}: {entry['error']}" if known else _in_words({**entry, "level": ""})
     raised = _RAISED.fullmatch(line)
     return _short(raised[1]) if raised else ""
 

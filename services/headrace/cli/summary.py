@@ -71,7 +71,8 @@ class Summary:
 
     def _of_this_start(self) -> Iterator[Fact]:
         view = self.view
-        yield "time", f"{duration(view.now - view.begun)} for {self.own_steps} steps"
+        steps = f"{self.own_steps} step{'' if self.own_steps == 1 else 's'}"
+        yield "time", f"{duration(view.now - view.begun)} for {steps}"
         yield "sampled", self._sampled()
         for each in self.resumed:
             yield "resumed", resume_in_words(each)
