@@ -11,6 +11,7 @@ code with the ledger. Each finding begins with the kind of thing it is:
     order       a batch was not the oldest finished groups
     step        steps out of order, or not complete
     line, resume, cut                                                  see `judge_timeline`
+    draft                                                              see `judge_drafts`
     end         something happened after the end, or the circuit was not respected
 """
 
@@ -21,6 +22,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from judge_circuit import Circuit
+from judge_drafts import Drafts, oldest_of
 from judge_rules import (
     DROPPED,
     FAILED,
@@ -55,7 +57,7 @@ AFTER_THE_END = frozenset(
 """What may still be written then."""
 
 
-class Model(Timeline):
+class Model(Drafts, Timeline):
     """Follows a journal."""
 
     def __init__(self, rules: Rules) -> None:
@@ -121,7 +123,7 @@ class Model(Timeline):
             return prompt.fed_step
         versions = [record.min_version for record in prompt.sessions.values()]
         if prompt.state == RUNNING:
-            versions.append(prompt.lease_version)
+            versions += [prompt.lease_version, *oldest_of(prompt)]
         return min(versions) + 1 if versions else 0
 
     def span(self, prompt: Prompt, step: int) -> int:
@@ -165,6 +167,8 @@ class Model(Timeline):
         prompt.state = to
         if to != RUNNING:
             prompt.worker = ""
+        if to not in (PENDING, RUNNING):
+            prompt.drafts.clear()
         return prompt
 
     # -- the run, its feed, its peers
@@ -257,6 +261,8 @@ class Model(Timeline):
                 self.say("fence", f"{lease.uid}: attempt {lease.attempt} after {prompt.attempt}")
             prompt.attempt, prompt.worker = lease.attempt, event.worker_id
             prompt.lease_version = version
+            prompt.lease_oldest = min([version, *oldest_of(prompt)])
+            self.check_none_is_past(prompt)
         self.leased_count += len(event.leases)
         if self._within(RUNNING, FINISHED) > self.target:
             self.say("window", f"running + finished are more than {self.target} after a lease")
@@ -276,6 +282,7 @@ class Model(Timeline):
             prompt.expiries += expired
             self.expired_count += expired
             if ended.end == replay_pb2.LEASE_END_FAILED:
+                prompt.drafts.clear()
                 self.circuit.fail(event.worker_id, ended.lease.uid)
 
     def _sessions_completed(self, event: journal_pb2.SessionsCompleted) -> None:
@@ -290,7 +297,8 @@ class Model(Timeline):
                 self.say("fence", f"{uid}: session {record.session} recorded twice, or unknown")
             if (record.lineage, record.attempt) != (self.lineage, prompt.attempt):
                 self.say("fence", f"{uid}: rows of {record.lineage}a{record.attempt}")
-            if not prompt.lease_version <= record.min_version <= record.max_version < self.step:
+            self.check_gone_on_with(prompt, record)
+            if not prompt.lease_oldest <= record.min_version <= record.max_version < self.step:
                 self.say("stale", f"{uid}: v{record.min_version}-{record.max_version}")
             prompt.sessions[record.session] = record
             prompt.store = event.store_incarnation

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from decimal import Decimal
 from math import floor
+from typing import NamedTuple
 
 from headrace.v1 import feeder_pb2, prompt_pb2
 
@@ -37,6 +38,10 @@ class Rules:
     sync: bool = False
     salvage: bool = True
     """Whether a resume keeps what weights up to its step have made."""
+    token: Callable[[str, int, int], int] | None = None
+    """The token at a place of a session's response: of uid, session, place."""
+    most_tokens: int = 2**31
+    """A response is at most so long."""
     max_failures: int = 3
     max_expiries: int = 100
     eject_after: int = 3
@@ -46,6 +51,14 @@ class Rules:
     @property
     def window(self) -> int:
         return floor(Decimal(str(self.warmup)) * self.batch)
+
+
+class Made(NamedTuple):
+    """A token of a response under way, and the weights that made it."""
+
+    lineage: str
+    version: int
+    token: int
 
 
 @dataclass
@@ -61,6 +74,9 @@ class Prompt:
     attempt: int = 0
     worker: str = ""
     lease_version: int = -1
+    lease_oldest: int = -1
+    """The same, or the oldest weights of what is gone on with."""
+    drafts: dict[int, list[Made]] = field(default_factory=dict)
     sessions: dict[int, prompt_pb2.SessionRecord] = field(default_factory=dict)
     store: str = ""
     expiries: int = 0

@@ -12,6 +12,7 @@ from copy import deepcopy
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+from judge_drafts import tokens_of
 from judge_rules import DROPPED, FAILED, FINISHED, PENDING, RUNNING, SAMPLED, TRAINED, WINDOW
 
 from headrace.v1 import journal_pb2, prompt_pb2, resume_pb2
@@ -54,6 +55,7 @@ class Timeline:
         def _in(self, *states: str) -> list[Prompt]: ...
         def _within(self, *states: str) -> int: ...
         def _find(self, uid: str) -> Prompt: ...
+        def cut_drafts(self, fork: int, *, kept: bool) -> None: ...
         def _move(self, uid: str, to: str, *sources: str) -> Prompt: ...
 
     def begin_timeline(self) -> None:
@@ -157,6 +159,7 @@ class Timeline:
             self.say("line", f"{line.id} forks at {fork}, in resume {self.resume}")
         if not self.covered <= fork < self.step:
             self.say("line", f"forks at {fork}, at step {self.step} with {self.covered} covered")
+        self.cut_drafts(fork, kept=event.drafts_kept)
         later = set(chain.from_iterable(u for s, u in self.trained.items() if s > fork))
         changed = {group.uid for group in event.groups}
         for uid in later - changed:
@@ -253,6 +256,7 @@ class Timeline:
                 sessions={record.session: record for record in seen.sessions},
                 store=stored.store_incarnation,
                 expiries=seen.expiry_count,
+                drafts={draft.session: list(tokens_of(draft)) for draft in stored.drafts},
             )
             self.circuit.failures[seen.uid] = seen.failure_count
             if state == TRAINED:

@@ -13,6 +13,7 @@ from typing import Any
 
 from judge_model import Model
 from judge_rules import Rules
+from ledger_drafts import piece, report, token
 from ledger_resumes import replayed
 from ledger_world import World, settings
 
@@ -23,6 +24,7 @@ from headrace.replay.ending import at_end
 from headrace.v1 import journal_pb2, prompt_pb2, replay_pb2, resume_pb2
 
 N, BATCH, ROWS = 2, 4, 160
+MOST_TOKENS = 12
 WORKERS = ("a", "b", "c")
 PROMPTS = ("pending", "running", "finished", "failed", "sampled", "trained")
 
@@ -58,12 +60,15 @@ class Walk:
             steps=ROWS // BATCH,
             uid=lambda ordinal: f"e0r{ordinal}",
             max_failures=2,
+            token=token,
+            most_tokens=MOST_TOKENS,
             salvage=self.random.random() < 0.8,
             **rules,
         )
         self.settings = settings(
-            window_size=self.rules.window, max_failures=2, saves=True, max_expiries=100, **rules
-        )
+            window_size=self.rules.window, max_failures=2, saves=True, max_expiries=100,
+            max_response_length=MOST_TOKENS, **rules
+        )  # fmt: skip
         self.found: list[str] = []
         self.world = World(self.settings, row_count=ROWS)
         self.world.keep_settled = 10**6
@@ -81,7 +86,8 @@ class Walk:
         ledger = self.world.ledger
         self.known |= ledger.weights.keys()
         often: list[Callable[[], object]] = [
-            self.world.feed, self.lease, self.lease, self.complete, self.complete, self.go_on,
+            self.world.feed, self.lease, self.lease, self.complete, self.complete, self.report,
+            self.report, self.go_on,
         ]  # fmt: skip
         seldom: list[Callable[[], object]] = [
             self.fail, self.fail, self.expire, self.late, self.dead_weights, self.old_trainer, self.give_back,
@@ -123,6 +129,28 @@ class Walk:
         sessions = self.random.choice([None, None, [0], [1]])
         self.world.complete(refs, worker=worker, sessions=sessions)
 
+    def report(self) -> None:
+        """Say how far sessions have come: what is new, something twice, or by any weights."""
+        worker, refs = self.some()
+        if self.world.ledger.latest_weights:
+            for ref in refs:
+                pieces = [self.piece(ref.uid, session) for session in self.random.sample([0, 1], 1)]
+                report(self.world, ref, *pieces, worker=worker)
+
+    def piece(self, uid: str, session: int) -> prompt_pb2.Draft:
+        ledger = self.world.ledger
+        draft, latest = ledger.groups[uid].drafts.get(session), ledger.latest_weights
+        assert latest
+        length = len(draft.token_ids) if draft else 0
+        line, version = latest.id.lineage, latest.id.version
+        if self.random.random() < 0.1:
+            # With `fed` the ledger does not know what a lease was given with, and believes it all.
+            known = self.known if self.rules.basis != "fed" else self.known - ledger.weights.keys()
+            line, version = self.random.choice(sorted(known) or [(line, version)])
+        offset = max(0, length - self.random.choice([0, 0, 0, 2, -1]))
+        count = self.random.randint(1, MOST_TOKENS // 3)
+        return piece(self.world, uid, session, offset, (version, count), lineage=line)
+
     def fail(self) -> None:
         worker, refs = self.some()
         if refs:
@@ -143,6 +171,8 @@ class Walk:
             return
         position = ledger.position
         self.world.complete([ref], worker=worker, sessions=[0, 1], version=0, lineage=line)
+        if ledger.latest_weights:
+            report(self.world, ref, self.piece(ref.uid, 0), worker=worker, lineage=line)
         self.unmoved(position, f"{worker} with {ref.uid} a{ref.attempt} of {line}")
 
     def dead_weights(self) -> None:
@@ -156,7 +186,9 @@ class Walk:
         except WireError:
             return
         count = min(1, self.world.allowance("z", version).count)
-        leasing.lease(self.world.ledger, worker_id="z", weights=weights, count=count)
+        leasing.lease(
+            self.world.ledger, self.world.settings, worker_id="z", weights=weights, count=count
+        )
 
     def unmoved(self, position: int, who: str) -> None:
         if self.world.ledger.position != position:

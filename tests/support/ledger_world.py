@@ -102,6 +102,7 @@ class World(Resumes):
         leasing.check_weights(self.ledger, weights, f"c{version}")
         groups = leasing.lease(
             self.ledger,
+            self.settings,
             worker_id=worker,
             weights=weights,
             count=min(count, self.allowance(worker, version).count),
@@ -121,17 +122,16 @@ class World(Resumes):
         *,
         worker: str = "w",
         sessions: Sequence[int] | None = None,
-        version: int | None = None,
+        version: int | tuple[int, int] | None = None,
         store: str = "",
         reward: Callable[[int], float] = float,
         size_bytes: int = 10,
         lineage: str = "",
     ) -> list[Any]:
-        """Report sessions (all that are missing, unless named)."""
+        """Report sessions (all that are missing, unless named), by a version or from one to one."""
         items = []
         for ref in refs:
             group = self.ledger.groups[ref.uid]
-            made = self._made_by.get((ref.uid, ref.attempt), 0) if version is None else version
             wanted = group.missing(self.settings.n) if sessions is None else sessions
             items += [
                 replay_pb2.CompletedSession(
@@ -142,8 +142,7 @@ class World(Resumes):
                         trajectory_count=1,
                         size_bytes=size_bytes,
                         reward=reward(session),
-                        min_version=made,
-                        max_version=made,
+                        **self._made(ref, session, version),
                     ),
                 )
                 for session in wanted
@@ -155,6 +154,20 @@ class World(Resumes):
             store_incarnation=store or self.ledger.store_incarnation,
             items=items,
         )
+
+    def _made(
+        self, ref: replay_pb2.LeaseRef, session: int, version: int | tuple[int, int] | None
+    ) -> dict[str, int]:
+        """Say by which weights; unless named, what was reported is gone on with."""
+        draft = self.ledger.groups[ref.uid].drafts.get(session)
+        spans = draft.weight_spans if draft and version is None else ()
+        made = self._made_by.get((ref.uid, ref.attempt), 0) if version is None else version
+        oldest, newest = (made, made) if isinstance(made, int) else made
+        return {
+            "token_count": 1 + (spans[-1].end if spans else 0),
+            "min_version": min([oldest, *(span.version for span in spans)]),
+            "max_version": max([newest, *(span.version for span in spans)]),
+        }
 
     def generate(self, count: int = 10**6) -> int:
         """Lease and complete; count the groups."""

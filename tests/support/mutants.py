@@ -6,6 +6,7 @@ somebody outside of the ledger notices.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from contextlib import contextmanager
 from typing import Any, TypeAlias
@@ -15,6 +16,9 @@ import pytest
 from headrace.replay import base as base_module
 from headrace.replay import (
     cutting,
+    draft,
+    draft_events,
+    drafts,
     feeding,
     group,
     groups,
@@ -22,6 +26,7 @@ from headrace.replay import (
     ledger,
     resuming,
     sampling,
+    staleness,
     timeline_events,
     window,
 )
@@ -341,6 +346,125 @@ def an_error_is_a_row_of_zero_reward(patch: pytest.MonkeyPatch) -> None:
 def lost_rows_are_forgotten_about(patch: pytest.MonkeyPatch) -> None:
     handlers = dict(timeline_events.HANDLERS) | {"rows_lost": lambda *_: None}
     patch.setattr(timeline_events, "HANDLERS", handlers)
+
+
+# -- responses under way
+
+
+def tokens_are_added_twice(patch: pytest.MonkeyPatch) -> None:
+    """A repeated report is new again."""
+    rule = draft.stretch
+
+    def whole(piece: Any, begin: int, end: int) -> Any:
+        return rule(piece, min(begin, piece.offset), end)
+
+    patch.setattr(draft, "stretch", whole)
+    patch.setattr(draft, "length", lambda known: 0)
+    patch.setattr(groups, "grow", lambda known, piece: known.MergeFrom(piece))
+
+
+def tokens_may_be_left_out(patch: pytest.MonkeyPatch) -> None:
+    """What was reported is behind what is known, wherever it says that it is."""
+    rule = drafts.keep
+
+    def closed_up(the_ledger: Any, settings: Any, progress: Any, **more: Any) -> Any:
+        for reported, held in progress:
+            for piece in reported.drafts:
+                known = held.drafts.get(piece.session) if held else None
+                if draft.length(known) < piece.offset:
+                    piece.CopyFrom(moved(piece, draft.length(known)))
+        return rule(the_ledger, settings, progress, **more)
+
+    def moved(piece: Any, offset: int) -> Any:
+        found = type(piece)()
+        found.CopyFrom(piece)
+        for span in found.weight_spans:
+            span.begin -= piece.offset - offset
+            span.end -= piece.offset - offset
+        found.offset = offset
+        return found
+
+    patch.setattr(drafts, "keep", closed_up)
+
+
+def tokens_of_a_dead_line_are_kept(patch: pytest.MonkeyPatch) -> None:
+    def until(piece: Any, known: Any, **_: Any) -> int:
+        return int(piece.offset + len(piece.token_ids))
+
+    patch.setattr(draft, "known_until", until)
+
+
+def drafts_outlive_their_line(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(timeline_events, "cut_drafts", lambda *_: None)
+
+
+def a_new_line_begins_without_drafts(patch: pytest.MonkeyPatch) -> None:
+    rule = draft_events.cut_drafts
+    patch.setattr(timeline_events, "cut_drafts", lambda the_ledger, _: rule(the_ledger, None))
+
+
+def drafts_too_old_are_gone_on_with(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(drafts, "drop_unusable", lambda *_, **__: None)
+
+
+def drafts_that_can_be_used_are_dropped(patch: pytest.MonkeyPatch) -> None:
+    rule = staleness.oldest_usable_version
+    patch.setattr(drafts, "oldest_usable_version", lambda *given: rule(*given) + 1)
+
+
+def a_group_forgets_how_old_its_drafts_are(patch: pytest.MonkeyPatch) -> None:
+    rule = ledger.Ledger._on_prompts_leased
+
+    def young(self: Any, event: Any) -> None:
+        held = {lease.uid: dict(self.groups[lease.uid].drafts) for lease in event.leases}
+        for uid in held:
+            with self.groups.changing(self.groups[uid]) as each:
+                each.drafts = {}
+        rule(self, event)
+        for uid, there in held.items():
+            with self.groups.changing(self.groups[uid]) as each:
+                each.drafts = there
+
+    patch.setattr(ledger.Ledger, "_on_prompts_leased", young)
+
+
+def drafts_outlive_a_failure(patch: pytest.MonkeyPatch) -> None:
+    rule = ledger.Ledger._on_leases_ended
+
+    def keep(self: Any, event: Any) -> None:
+        held = {
+            ended.lease.uid: dict(self.groups[ended.lease.uid].drafts) for ended in event.leases
+        }
+        rule(self, event)
+        for uid, there in held.items():
+            with self.groups.changing(self.groups[uid]) as each:
+                each.drafts = there
+
+    patch.setattr(ledger.Ledger, "_on_leases_ended", keep)
+
+
+def drafts_are_as_long_as_responses(patch: pytest.MonkeyPatch) -> None:
+    rule = drafts._usable_until
+
+    def beyond(the_ledger: Any, settings: Any, *more: Any) -> int:
+        longer = dataclasses.replace(settings, max_response_length=10**6)
+        return int(rule(the_ledger, longer, *more))
+
+    patch.setattr(drafts, "_usable_until", beyond)
+
+
+def compaction_forgets_drafts(patch: pytest.MonkeyPatch) -> None:
+    rule = base_module.to_base
+
+    def lossy(*args: Any, **more: Any) -> Any:
+        made = rule(*args, **more)
+        for stored in made.groups:
+            stored.ClearField("drafts")
+        return made
+
+    import ledger_resumes
+
+    patch.setattr(ledger_resumes, "to_base", lossy)
 
 
 # -- snapshots, the journal

@@ -95,6 +95,9 @@ class World:
         pauses: Callable[[float], Awaitable[None]] = asyncio.sleep,
         downloads: Downloads | None = None,
         engine_type: type[ScriptedEngine] = ScriptedEngine,
+        partial: bool = False,
+        report_every: int | None = None,
+        worker_id: str = "worker-0-1-ab",
     ) -> None:
         for address, serve in (
             (self.replay_address, self.serve_ledger), (self.store_address, self.serve_store)
@@ -107,16 +110,16 @@ class World:
         await rewards.start()
         scripted = engine_type(
             engine or ScriptedConfig(kind="scripted", mean_latency_s=0),
-            vocab_size=VOCAB, eos_id=EOS, sleep=sleep,
+            vocab_size=VOCAB, eos_id=EOS, partial=partial, sleep=sleep,
         )  # fmt: skip
         self.stack.push_async_callback(scripted.close)
         replay = await self.stack.enter_async_context(open_channel(self.replay_address))
         store = await self.stack.enter_async_context(open_channel(self.store_address))
         self.worker = Worker(
             WorkerSettings(
-                worker_id="worker-0-1-ab", max_groups_in_flight=max_groups, group_size=group_size,
+                worker_id=worker_id, max_groups_in_flight=max_groups, group_size=group_size,
                 max_leases_per_call=256, max_generation_s=max_generation_s, lease_s=lease_s, lease_wait_s=lease_wait_s,
-                idle_after_s=idle_after_s,
+                report_every=report_every, idle_after_s=idle_after_s,
             ),
             engine=scripted, rewards=rewards, decode=decode,
             replay_stub=replay_pb2_grpc.ReplayBufferServiceStub(replay),

@@ -43,6 +43,9 @@ class TinyLedger(replay_pb2_grpc.ReplayBufferServiceServicer):
         self.leased: dict[str, tuple[int, str]] = {}
         self.attempts: Counter[str] = Counter()
         self.sessions: dict[str, dict[int, prompt_pb2.SessionRecord]] = {}
+        self.drafts: dict[str, dict[int, prompt_pb2.Draft]] = {}
+        self.keeps = 10**9
+        """Tokens of a draft that it keeps at most."""
         self.payloads: dict[str, feeder_pb2.PromptPayload] = {}
         self.ended_leases: list[pb.EndedLease] = []
         self.store_incarnation = "s1"
@@ -129,6 +132,7 @@ class TinyLedger(replay_pb2_grpc.ReplayBufferServiceServicer):
             payload=payload,
             missing_sessions=[session for session in range(self.n) if session not in have],
             sampling=self.sampling,
+            drafts=self.drafts.get(uid, {}).values(),
         )
 
     def _status(self, worker_id: str, ref: pb.LeaseRef) -> pb.LeaseStatus.ValueType:
@@ -139,10 +143,34 @@ class TinyLedger(replay_pb2_grpc.ReplayBufferServiceServicer):
 
     async def RenewLeases(self, request: pb.RenewLeasesRequest, context: Any) -> Any:
         await self._note("RenewLeases", request)
+        kept = [
+            self._keep(each.lease.uid, draft)
+            if self._status(request.worker_id, each.lease) == HELD
+            else 0
+            for each in request.progress
+            for draft in each.drafts
+        ]
+        await self.notify()
         return pb.RenewLeasesResponse(
             statuses=[self._status(request.worker_id, ref) for ref in request.leases],
             expires_in_s=self.lease_s,
+            kept_counts=kept,
         )
+
+    def _keep(self, uid: str, piece: prompt_pb2.Draft) -> int:
+        """Add a piece to what is known; pieces come without holes and repeats here."""
+        draft = self.drafts.setdefault(uid, {}).setdefault(
+            piece.session, prompt_pb2.Draft(session=piece.session)
+        )
+        known = len(draft.token_ids)
+        assert piece.offset == known
+        count = min(len(piece.token_ids), self.keeps - known)
+        draft.token_ids.extend(piece.token_ids[:count])
+        draft.logprobs.extend(piece.logprobs[:count])
+        if count:
+            draft.weight_spans.extend(piece.weight_spans)
+            draft.weight_spans[-1].end = known + count
+        return known + count
 
     async def CompleteSessions(self, request: pb.CompleteSessionsRequest, context: Any) -> Any:
         await self._note("CompleteSessions", request)

@@ -12,7 +12,12 @@ from pathlib import Path
 
 import mutants
 import pytest
-from ledger_scenes import failed_at_a_resume, stale_at_a_resume
+from ledger_scenes import (
+    draft_past_the_threshold,
+    draft_that_grows_too_old,
+    failed_at_a_resume,
+    stale_at_a_resume,
+)
 from ledger_walk import walked
 from ledger_world import settings
 from mutants import Patch
@@ -47,6 +52,11 @@ WALKED: tuple[tuple[str, Patch], ...] = (
     ("I6", mutants.a_lease_outlives_its_line),
     ("I6", mutants.leases_are_given_while_resuming),
     ("I6", mutants.batches_are_given_while_resuming),
+    ("I6", mutants.tokens_are_added_twice),
+    ("I6", mutants.tokens_may_be_left_out),
+    ("I6", mutants.drafts_outlive_a_failure),
+    ("I6", mutants.drafts_are_as_long_as_responses),
+    ("I6", mutants.drafts_that_can_be_used_are_dropped),
     ("I7", mutants.usable_groups_are_dropped_at_the_restore),
     ("I7", mutants.weights_too_old_are_leased_with),
     ("I7", mutants.bases_are_not_restamped),
@@ -58,6 +68,7 @@ WALKED: tuple[tuple[str, Patch], ...] = (
     ("I10", mutants.compaction_forgets_the_resume),
     ("I10", mutants.compaction_forgets_the_snapshots),
     ("I10", mutants.compaction_forgets_the_weights),
+    ("I10", mutants.compaction_forgets_drafts),
     ("I11", mutants.a_warm_up_never_comes_to_its_end),
     ("I12", mutants.the_newest_is_sampled_first),
     ("I13", mutants.an_error_is_a_row_of_zero_reward),
@@ -65,12 +76,17 @@ WALKED: tuple[tuple[str, Patch], ...] = (
     ("I14", mutants.weights_of_a_dead_line_are_accepted),
     ("I14", mutants.the_newest_weights_are_still_those_of_the_dead_line),
     ("I14", mutants.phases_do_not_wait),
+    ("I14", mutants.tokens_of_a_dead_line_are_kept),
+    ("I14", mutants.drafts_outlive_their_line),
+    ("I14", mutants.a_new_line_begins_without_drafts),
 )
 """By the invariant that it breaks first."""
 
 SCENES: tuple[tuple[str, Patch, Callable[[], list[str]]], ...] = (
     ("I5", mutants.failed_groups_hold_slots, failed_at_a_resume),
     ("I7", mutants.stale_groups_hold_slots, stale_at_a_resume),
+    ("I7", mutants.drafts_too_old_are_gone_on_with, draft_past_the_threshold),
+    ("I7", mutants.a_group_forgets_how_old_its_drafts_are, draft_that_grows_too_old),
 )
 """Those that take a certain history."""
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from ledger_drafts import piece, report
 from ledger_world import World, settings
 from prometheus_client import CollectorRegistry, Metric
 
@@ -125,6 +126,31 @@ async def test_a_sampled_groups_span_is_observed_once_however_often_it_is_asked_
     assert measured.happened("headrace_replay_sampled_span_count") == 4
     assert measured.happened("headrace_replay_sampled_span_bucket", le="1.0") == 4
     assert measured.happened("headrace_journal_events_total", event="batch_sampled") == 1
+
+
+async def test_tokens_of_responses_under_way_are_counted(measured: Measured) -> None:
+    world = measured.world
+    world.feed()
+    first, second = world.lease(2)
+    measured.buffer.commit()
+    for ref in (first, second):
+        report(world, ref, piece(world, ref.uid, 0, 0, (0, 5)))
+    measured.buffer.commit()
+    world.expire([first])
+    world.lease(1)
+    measured.buffer.commit()
+
+    assert measured.happened("headrace_replay_tokens_journaled_total") == 10
+    assert measured.happened("headrace_replay_tokens_continued_total") == 5
+    assert measured.state("headrace_replay_draft_tokens") == 10
+    world.complete([second])
+    assert measured.state("headrace_replay_draft_tokens") == 5
+    world.expire([first])
+    measured.buffer.commit()
+    world.settings = settings(max_response_length=4)
+    world.lease(1)
+    measured.buffer.commit()
+    assert measured.happened("headrace_replay_drafts_dropped_total", reason="too_large") == 1
 
 
 async def test_appends_are_measured_once_they_are_durable(measured: Measured) -> None:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from headrace.rollout.delivery import DeliveryError, Made
-from headrace.rollout.engines.base import Engine, EngineLostError, Sample, SampleRequest
+from headrace.rollout.engines.base import Engine, EngineLostError, Response, Sample, SampleRequest
 from headrace.rollout.rewards.base import RewardError
 from headrace.rollout.rewards.functions import Score, Scoring
 from headrace.rpc.calls import Stopped
@@ -70,10 +70,18 @@ class GroupLife:
     errors: list[str] = field(default_factory=list)
     """One line each."""
     generated_token_count: int = 0
-    """Tokens of the sessions that the engine finished."""
+    """Tokens made here of the sessions that the engine finished."""
     recorded_token_count: int = 0
-    """Tokens of the sessions that the ledger has."""
+    """Those of the sessions that the ledger has."""
     recorded_session_count: int = 0
+    _under_way: dict[asyncio.Future[Sample], SampleRequest] = field(default_factory=dict)
+    """Sessions that are generated or were given up, not those that are done."""
+    _begun_with: dict[int, int] = field(default_factory=dict)
+    """By session: tokens that came with the lease."""
+    _kept: dict[int, int] = field(default_factory=dict)
+    """By session: tokens that the ledger knows of."""
+    _reported: dict[int, int] = field(default_factory=dict)
+    """By session: tokens that it was told of."""
     _handed_back: bool = False
     _lost: bool = False
     _done: bool = False
@@ -85,6 +93,59 @@ class GroupLife:
     def ref(self) -> replay_pb2.LeaseRef:
         """The lease's name."""
         return replay_pb2.LeaseRef(uid=self.lease.uid, attempt=self.lease.attempt)
+
+    @property
+    def continued_token_count(self) -> int:
+        """Tokens that came with the lease."""
+        return sum(self._begun_with.values())
+
+    @property
+    def kept_token_count(self) -> int:
+        """Tokens made here, of sessions that are not done, that another worker goes on behind."""
+        if self.errors:  # The ledger lets go of what fails.
+            return 0
+        sessions = (request.session for request in self._under_way.values())
+        return sum(self._kept[session] - self._begun_with[session] for session in sessions)
+
+    @property
+    def unreported_token_count(self) -> int:
+        """Tokens that the session with the most of them has grown by since it was reported.
+
+        One of which the ledger did not keep all waits until it is asked for again.
+        """
+        return max(
+            (
+                len(request.response.token_ids) - self._reported[request.session]
+                for request in self._under_way.values()
+                if self._kept[request.session] == self._reported[request.session]
+            ),
+            default=0,
+        )
+
+    def news(self, *, most: int, resend: bool) -> list[prompt_pb2.Draft]:
+        """Give what the ledger does not know of sessions under way, and count it as reported.
+
+        Args:
+            most: Tokens.
+            resend: Whether what it did not keep is given again.
+
+        """
+        found = []
+        for future, request in self._under_way.items():
+            session, response = request.session, request.response
+            begin, end = self._kept[session], len(response.token_ids)
+            is_over = future.done() and not future.cancelled()
+            if is_over or begin == end or (begin < self._reported[session] and not resend):
+                continue
+            end = min(end, begin + most)
+            most -= end - begin
+            self._reported[session] = end
+            found.append(response.stretch(session, begin, end))
+        return found
+
+    def note_kept(self, session: int, count: int) -> None:
+        """Take how many of a session's tokens the ledger knows of."""
+        self._kept[session] = count
 
     @property
     def _revoked(self) -> bool:
@@ -120,6 +181,7 @@ class GroupLife:
         """Have the missing sessions generated; start to finish them as they come."""
         requests = [self._request(session) for session in self.lease.missing_sessions]
         waiting = dict(zip(self.tools.engine.generate(requests), requests, strict=True))
+        self._under_way = dict(waiting)
         self._revocable.update(waiting)
         deadline = self._clock() + self.tools.max_generation_s
         try:
@@ -152,7 +214,12 @@ class GroupLife:
         return self.tools.now() - self.tools.engine.status().held_back_s
 
     def _request(self, session: int) -> SampleRequest:
-        lease = self.lease
+        lease, response = self.lease, Response()
+        for draft in lease.drafts:
+            if draft.session == session:
+                response = Response.of(draft)
+        count = len(response.token_ids)
+        self._begun_with[session] = self._kept[session] = self._reported[session] = count
         return SampleRequest(
             uid=lease.uid,
             session=session,
@@ -160,6 +227,7 @@ class GroupLife:
             prompt_token_ids=lease.payload.token_ids,
             temperature=lease.sampling.temperature,
             max_response_length=lease.sampling.max_response_length,
+            response=response,
         )
 
     def _samples(
@@ -171,13 +239,18 @@ class GroupLife:
             if future.cancelled():  # handed back, lost, or the engine is closing
                 continue
             error = future.exception()
+            if error is None:
+                del self._under_way[future]
             if isinstance(error, EngineLostError):
                 continue
             if error is not None:
                 self.errors.append(f"session {request.session}: {one_line(error)}")
                 continue
-            self.generated_token_count += len(request.response.token_ids)
-            if not all(map(self._is_of_the_line, request.response.weight_spans)):
+            begun_with = self._begun_with[request.session]
+            self.generated_token_count += len(request.response.token_ids) - begun_with
+            # The ledger knows the weights that made what it gave.
+            made_here = [s for s in request.response.weight_spans if s.begin >= begun_with]
+            if not all(map(self._is_of_the_line, made_here)):
                 self.hand_back()
                 continue
             samples.append((request.session, future.result()))
@@ -225,7 +298,9 @@ class GroupLife:
             return
         self._done = self._done or status == replay_pb2.LEASE_STATUS_DONE
         self.recorded_session_count += len(made)
-        self.recorded_token_count += sum(each.record.token_count for each in made)
+        self.recorded_token_count += sum(
+            each.record.token_count - self._begun_with[each.record.session] for each in made
+        )
 
     def _scoring(self, sample: Sample) -> Scoring:
         payload = self.lease.payload

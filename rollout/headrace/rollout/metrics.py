@@ -125,6 +125,11 @@ class WorkerMetrics:
             "Those of sessions that were lost, cancelled or failed.",
             worker.wasted_token_count,
         )
+        yield counter(
+            "headrace_worker_tokens_continued",
+            "Tokens that other workers had made and that were gone on with.",
+            worker.continued_token_count,
+        )
         if engine.probe_gap is not None:
             yield gauge(
                 "headrace_worker_probe_gap",

@@ -129,6 +129,7 @@ def settings(config: Config, name: str) -> WorkerSettings:
         max_leases_per_call=max(1, min(_MOST_LEASES_PER_CALL, _ANSWER_BYTES // prompt_bytes)),
         max_generation_s=config.rollout.max_generation_s,
         lease_s=config.ledger.lease_s,
+        report_every=config.rollout.journal_tokens_every,
         idle_after_s=config.watchdog.idle_after_s,
     )
 

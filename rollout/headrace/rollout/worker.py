@@ -4,7 +4,7 @@
 |------------|------------------------------------|----------------------------------------------|
 | weights    | newer weights (`weights.py`)       | loads and confirms them                      |
 | leases     | weights, room (`leases.py`)        | one call for as many groups as there is room |
-| renewals   | a third of the lease time          | loses what the ledger says is lost           |
+| renewals   | time, or tokens (`renewals.py`)    | loses what the ledger says is lost           |
 | deliveries | scored sessions (`delivery.py`)    | puts and completes many groups together      |
 | endings    | groups that failed or go back      | ends many leases together                    |
 
@@ -31,6 +31,7 @@ from headrace.rollout.engines.base import Engine
 from headrace.rollout.groups import GroupLife, Outcome, Tools, one_line
 from headrace.rollout.leases import Leases
 from headrace.rollout.pause import Pause
+from headrace.rollout.renewals import Renewals
 from headrace.rollout.rewards.base import Rewards
 from headrace.rollout.weights import Weights
 from headrace.rpc.calls import Stopped
@@ -45,9 +46,9 @@ DRAIN_S: Final = 5.0
 FAREWELL_S: Final = 3.0
 """How long handing back may take after that."""
 _MOST_ENDINGS: Final = 4096
-
 _USUAL_GROUPS: Final = 64
 """Held at a time, if neither the configuration nor the engine says how many."""
+
 log = get_logger()
 
 
@@ -67,6 +68,8 @@ class WorkerSettings:
     """Taken from the ledger's answers later on."""
     lease_wait_s: float = 1.0
     """How long one call waits for work; also the time that going home may take at least."""
+    report_every: int | None = None
+    """Tokens that a response grows by until it is reported; None = never."""
     idle_after_s: float | None = None
     """How long it is normal to have nothing to do; None = no longer than any wait."""
 
@@ -103,8 +106,9 @@ class Worker:
         self.engine = engine
         self.completed_session_count = 0
         self._wasted_token_count = 0
+        self._most_wasted = 0
+        self._continued_token_count = 0
         self._ended_group_count = 0
-        self._lease_s = settings.lease_s
         self._groups: dict[asyncio.Task[None], GroupLife] = {}
         self._stub = replay_stub
         self._waits = waits
@@ -118,7 +122,6 @@ class Worker:
             Peer("replay", waits=waits, stopping=until)
             for until in (stopping, self._late, self._gone)
         )
-        self._polls = polls
         self.weights = Weights(
             engine,
             replay=polls,
@@ -130,10 +133,10 @@ class Worker:
             pause=Pause(now=now, jitter=jitter),
             sleep=sleep,
         )
+        engine.when_lost(self.weights.lose)
         self._leases = Leases(
             worker_id=settings.worker_id,
             weights=self.weights,
-        engine.when_lost(self.weights.lose)
             room=self._room,
             most_per_call=settings.max_leases_per_call,
             wait_s=settings.lease_wait_s,
@@ -156,6 +159,17 @@ class Worker:
             sleep=sleep,
             jitter=jitter,
         )
+        self._reports = reports
+        self._renewals = Renewals(
+            worker_id=settings.worker_id,
+            lives=lambda: list(self._groups.values()),
+            lease_s=settings.lease_s,
+            report_every=settings.report_every,
+            go_home=stopping.set,
+            replay=polls,
+            stub=replay_stub,
+            sleep=sleep,
+        )
         self._endings = Batcher(self._end_leases, most=_MOST_ENDINGS)
         self._tools = Tools(
             engine=engine,
@@ -173,8 +187,18 @@ class Worker:
 
     @property
     def wasted_token_count(self) -> int:
-        """Sampled tokens whose session was lost, cancelled or failed."""
-        return self._wasted_token_count + self.engine.status().aborted_token_count
+        """Sampled tokens whose session was lost, cancelled or failed, and that nobody has.
+
+        It never falls, though a session's tokens are told of before the engine has counted them.
+        """
+        wasted = self._wasted_token_count + self.engine.status().aborted_token_count
+        self._most_wasted = max(self._most_wasted, wasted)
+        return self._most_wasted
+
+    @property
+    def continued_token_count(self) -> int:
+        """Tokens that came with leases: they were gone on with, not made again."""
+        return self._continued_token_count
 
     async def run(self) -> None:
         """Work until told to stop; then hand back what is unfinished."""
@@ -184,7 +208,7 @@ class Worker:
                 for name, work in (
                     ("weights", self.weights.run()),
                     ("leases", self._leases.run()),
-                    ("renewals", self._renew()),
+                    ("renewals", self._renewals.run()),
                     ("deliveries", self._deliveries.run()),
                     ("endings", self._endings.run()),
                     ("waits", self._name_waits()),
@@ -195,9 +219,19 @@ class Worker:
             for task in tasks:
                 task.cancel()
 
+    def _room(self) -> int:
+        """Return for how many more groups there is room."""
+        limits = [self.settings.max_groups_in_flight]
+        sequences = self.engine.status().room
+        if sequences is not None:
+            limits.append(-(-sequences // self.settings.group_size))
+        return min((limit for limit in limits if limit is not None), default=_USUAL_GROUPS) - len(
+            self._groups
+        )
+
     def _accept(self, leases: Sequence[prompt_pb2.Lease], weights: prompt_pb2.WeightsId) -> None:
         for lease in leases:
-            self._lease_s = lease.expires_in_s or self._lease_s
+            self._renewals.lease_s = lease.expires_in_s or self._renewals.lease_s
             # The call was made before the worker was told to stop, or the engine lost its weights.
             if self._stopping.is_set() or self.weights.current is None:
                 self._end(_ref(lease), replay_pb2.LEASE_END_RETURNED)
@@ -219,16 +253,6 @@ class Worker:
 
     async def _see_through(self, life: GroupLife) -> None:
         await self._hold_back()
-    def _room(self) -> int:
-        """Return for how many more groups there is room."""
-        limits = [self.settings.max_groups_in_flight]
-        sequences = self.engine.status().room
-        if sequences is not None:
-            limits.append(-(-sequences // self.settings.group_size))
-        return min((limit for limit in limits if limit is not None), default=_USUAL_GROUPS) - len(
-            self._groups
-        )
-
         try:
             outcome = await life.run()
         except Exception as error:  # a mistake of ours with this group must not end the others
@@ -236,7 +260,10 @@ class Worker:
             life.errors.append(one_line(error))
             outcome = Outcome.FAILED
         self.completed_session_count += life.recorded_session_count
-        self._wasted_token_count += life.generated_token_count - life.recorded_token_count
+        self._continued_token_count += life.continued_token_count
+        self._wasted_token_count += (
+            life.generated_token_count - life.recorded_token_count - life.kept_token_count
+        )
         if outcome is Outcome.DONE:
             self._pause.succeed()
         elif outcome is Outcome.LOST:
@@ -279,33 +306,10 @@ class Worker:
         except REFUSALS as error:
             log.warning("leases_left_to_run_out", count=len(ended), error=str(error))
 
-    async def _renew(self) -> None:
-        """Renew all leases in one call, three times within their life."""
-        while True:
-            await self._sleep(self._lease_s / 3)
-            lives = list(self._groups.values())
-            if not lives:
-                continue
-            request = replay_pb2.RenewLeasesRequest(
-                worker_id=self.settings.worker_id, leases=[_ref(life.lease) for life in lives]
-            )
-            try:
-                answer = await self._polls.ask(self._stub.RenewLeases, request)
-            except Stopped:
-                return
-            except REFUSALS as error:
-                log.warning("leases_not_renewed", error=str(error))
-                continue
-            if answer.go_home:
-                self._stopping.set()
-            self._lease_s = answer.expires_in_s or self._lease_s
-            for life, status in zip(lives, answer.statuses, strict=True):
-                if status == replay_pb2.LEASE_STATUS_LOST:
-                    life.lose()
-
     async def _go_home(self) -> None:
         """Hand back what is not done; what is on its way into the store gets `DRAIN_S`."""
         log.info("draining", groups=len(self._groups))
+        await self._renewals.report(self._reports)
         self._hand_back()
         drained = asyncio.create_task(self._drain())
         for limit_s, limit in ((DRAIN_S, self._late), (FAREWELL_S, self._gone), (1.0, None)):

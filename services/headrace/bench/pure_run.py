@@ -65,7 +65,11 @@ class PureRun:
             self._ledger, self._settings, worker_id=WORKER, version=0, store_held_bytes=0
         )
         groups = leasing.lease(
-            self._ledger, worker_id=WORKER, weights=WEIGHTS.id, count=min(count, allowed.count)
+            self._ledger,
+            self._settings,
+            worker_id=WORKER,
+            weights=WEIGHTS.id,
+            count=min(count, allowed.count),
         )
         assert len(groups) == count, allowed.blocked_by
         items = [

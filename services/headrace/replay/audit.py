@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections import Counter
 
+from headrace.replay import draft
 from headrace.replay.group import (
+    DRAFTED,
     DROPPED,
     FINISHED,
     PENDING,
@@ -68,11 +70,14 @@ def _accounts(ledger: Ledger) -> list[str]:
     table = ledger.groups
     held = sum(group.held_bytes for group in table if group.state not in SETTLED)
     missing = sum(ledger.n - len(group.sessions) for group in table.running)
+    drafted = sum(group.draft_token_count for group in table)
     found = []
     if held != table.held_bytes:
         found.append(f"held bytes: {table.held_bytes} counted, {held} there")
     if missing != table.running_missing:
         found.append(f"sessions due: {table.running_missing} counted, {missing} there")
+    if drafted != table.draft_token_count:
+        found.append(f"tokens in drafts: {table.draft_token_count} counted, {drafted} there")
     return found
 
 
@@ -113,7 +118,26 @@ def _group(ledger: Ledger, settings: LedgerSettings, group: Group) -> list[str]:
         )
     if (group.state == RUNNING) != bool(group.worker_id):
         found.append(f"{group.uid} is {state_name(group.state)} and held by {group.worker_id!r}")
+    found += [
+        f"{group.uid} is {state_name(group.state)} and has a draft of session {session} {fault}"
+        for session, each in group.drafts.items()
+        if (fault := _draft_fault(ledger, group, each))
+    ]
     past = is_stale(group.base, ledger.current_step, settings) and not ledger.is_resuming
     if group.state in (PENDING, RUNNING, FINISHED) and past:
         found.append(f"{group.uid} is {state_name(group.state)} and past the threshold")
     return found
+
+
+def _draft_fault(ledger: Ledger, group: Group, kept: prompt_pb2.Draft) -> str:
+    """Say what is wrong with a session that is under way; empty if nothing."""
+    if group.state not in DRAFTED:
+        return "that nobody works on"
+    if kept.session in group.sessions:
+        return "that is recorded"
+    if not kept.token_ids or not draft.is_whole(kept):
+        return "that is not whole"
+    if any((span.lineage, span.version) not in ledger.weights for span in kept.weight_spans):
+        return "by weights of another time line"
+    counts_from = group.base if group.state == RUNNING and ledger.basis != "fed" else 0
+    return "older than its base" if draft.oldest(kept) + 1 < counts_from else ""

@@ -176,6 +176,7 @@ def _to_stored(table: GroupTable, group: Group) -> journal.StoredGroup:
         fed_step=group.fed_step,
         store_incarnation=group.store_incarnation,
         history=group.history,
+        drafts=group.drafts.values(),
     )
 
 
@@ -199,4 +200,5 @@ def _from_stored(stored: journal.StoredGroup) -> Group:
         lineage=seen.lineage,
         last_error=seen.last_error,
         history=list(stored.history),
+        drafts={draft.session: draft for draft in stored.drafts},
     )

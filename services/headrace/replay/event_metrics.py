@@ -43,6 +43,22 @@ class EventMetrics:
         self._events = Counter(
             "headrace_journal_events", "Events of the ledger.", ["event"], registry=registry
         )
+        self._journaled = Counter(
+            "headrace_replay_tokens_journaled",
+            "Tokens of responses under way that workers have reported.",
+            registry=registry,
+        )
+        self._continued = Counter(
+            "headrace_replay_tokens_continued",
+            "Those given with a lease: they are gone on with, not made again.",
+            registry=registry,
+        )
+        self._drafts_dropped = Counter(
+            "headrace_replay_drafts_dropped",
+            "Responses under way that were begun anew.",
+            ["reason"],
+            registry=registry,
+        )
         self._append_s = Histogram(
             "headrace_journal_append_seconds",
             "Time of an append until it is durable.",
@@ -76,6 +92,16 @@ class EventMetrics:
                 sampled = record.batch_sampled
                 for uid in sampled.uids:
                     self._spans.observe(span(ledger.groups[uid].base, sampled.step))
+            elif name == "prompts_leased":
+                leased = [ledger.groups[lease.uid] for lease in record.prompts_leased.leases]
+                self._continued.inc(sum(group.draft_token_count for group in leased))
+            elif name == "tokens_reported":
+                progress = record.tokens_reported.progress
+                drafts = [draft for each in progress for draft in each.drafts]
+                self._journaled.inc(sum(len(draft.token_ids) for draft in drafts))
+            elif name == "drafts_dropped":
+                dropped = record.drafts_dropped
+                self._drafts_dropped.labels(dropped.reason).inc(len(dropped.uids))
 
     def appended(self, event_count: int, seconds: float) -> None:
         """Take an append that is durable."""

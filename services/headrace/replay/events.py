@@ -45,6 +45,8 @@ Event: TypeAlias = (
     | journal.LedgerEmptied
     | journal.LineageOpened
     | journal.RowsLost
+    | journal.TokensReported
+    | journal.DraftsDropped
 )
 
 _FIELD_OF_TYPE = {
@@ -79,18 +81,24 @@ def uids_of(record: journal.JournalRecord) -> Sequence[str]:
         return list(dict.fromkeys(session.lease.uid for session in event.sessions))
     if isinstance(event, journal.LineageOpened):
         return [group.uid for group in event.groups]
+    if isinstance(event, journal.TokensReported):
+        return [progress.lease.uid for progress in event.progress]
     return list(dict.fromkeys(getattr(event, "uids", ())))
 
 
 def to_ledger_event(
     record: journal.JournalRecord, *, only_uid: str | None = None
 ) -> prompt_pb2.LedgerEvent:
-    """Shape a record for tools: no payloads, and of a batch only the part about `only_uid`."""
+    """Shape a record for tools: no payloads and tokens, of a batch only the part of `only_uid`."""
     event = type(getattr(record, name_of(record)))()
     event.CopyFrom(getattr(record, name_of(record)))
     if isinstance(event, journal.PromptsRegistered | journal.RowsRegistered):
         for prompt in event.prompts:
             prompt.ClearField("payload")
+    if isinstance(event, journal.TokensReported):
+        for draft in (draft for progress in event.progress for draft in progress.drafts):
+            draft.ClearField("token_ids")
+            draft.ClearField("logprobs")
     if isinstance(event, journal.LedgerRestored):
         event.ClearField("base")
     if only_uid is not None:
@@ -131,7 +139,11 @@ def _keep_only(event: object, uid: str) -> None:
         groups = [group for group in event.groups if group.uid == uid]
         del event.groups[:]
         event.groups.extend(groups)
-    elif isinstance(event, journal.RowsLost):
+    elif isinstance(event, journal.TokensReported):
+        progress = [each for each in event.progress if each.lease.uid == uid]
+        del event.progress[:]
+        event.progress.extend(progress)
+    elif isinstance(event, journal.RowsLost | journal.DraftsDropped):
         lost = [s for u, s in zip(event.uids, event.sessions, strict=True) if u == uid]
         del event.uids[:], event.sessions[:]
         event.sessions.extend(lost)

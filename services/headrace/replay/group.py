@@ -17,6 +17,8 @@ DROPPED = prompt_pb2.PROMPT_STATE_DROPPED
 STATES = (PENDING, RUNNING, FINISHED, FAILED, SAMPLED, TRAINED, DROPPED)
 LIVE = frozenset({PENDING, RUNNING, FINISHED, FAILED, SAMPLED})
 SETTLED = frozenset({TRAINED, DROPPED})
+DRAFTED = frozenset({PENDING, RUNNING})
+"""Where sessions may be under way."""
 
 
 @dataclass(slots=True, eq=False)
@@ -37,6 +39,8 @@ class Group:
     expiries: int = 0
     worker_id: str = ""
     sessions: dict[int, prompt_pb2.SessionRecord] = field(default_factory=dict)
+    drafts: dict[int, prompt_pb2.Draft] = field(default_factory=dict)
+    """What there is of sessions that are not recorded; never empty ones."""
     store_incarnation: str = ""
     """The life of the store that holds `sessions`."""
     drop_reason: prompt_pb2.DropReason.ValueType = prompt_pb2.DROP_REASON_UNSPECIFIED
@@ -52,6 +56,11 @@ class Group:
     def held_bytes(self) -> int:
         """Bytes of its sessions in the store."""
         return sum(record.size_bytes for record in self.sessions.values())
+
+    @property
+    def draft_token_count(self) -> int:
+        """Tokens of its drafts."""
+        return sum(len(draft.token_ids) for draft in self.drafts.values())
 
     def missing(self, n: int) -> list[int]:
         """Sessions of the n that are not in the store."""

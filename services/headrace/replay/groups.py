@@ -13,7 +13,9 @@ from itertools import islice
 from sortedcontainers import SortedDict, SortedKeyList
 
 from headrace.errors import PromptUnknownError
+from headrace.replay.draft import grow
 from headrace.replay.group import (
+    DRAFTED,
     DROPPED,
     FAILED,
     FINISHED,
@@ -74,6 +76,8 @@ class GroupTable:
         """RUNNING groups by worker."""
         self.held_bytes = 0
         """Recorded bytes of live groups in the store."""
+        self.draft_token_count = 0
+        """Tokens of the drafts of all groups."""
         self.running_missing = 0
         """Sessions that current leases are still to deliver."""
 
@@ -188,6 +192,12 @@ class GroupTable:
         finally:
             self._insert(group)
 
+    def grow_draft(self, group: Group, piece: prompt_pb2.Draft) -> None:
+        """Add to what there is of a session; no index depends on it."""
+        draft = group.drafts.setdefault(piece.session, prompt_pb2.Draft(session=piece.session))
+        grow(draft, piece)
+        self.draft_token_count += len(piece.token_ids)
+
     def _indexes(self, group: Group) -> Iterator[SortedKeyList]:
         if group.state == PENDING:
             yield self.pending
@@ -202,6 +212,9 @@ class GroupTable:
         self.counts[group.state] += 1
         for index in self._indexes(group):
             index.add(group)
+        if group.state not in DRAFTED:
+            group.drafts.clear()
+        self.draft_token_count += group.draft_token_count
         if group.state == DROPPED:
             self.dropped[group.drop_reason] += 1
         elif group.state == FAILED:
@@ -224,6 +237,7 @@ class GroupTable:
         self.counts[group.state] -= 1
         for index in self._indexes(group):
             index.remove(group)
+        self.draft_token_count -= group.draft_token_count
         if group.state == DROPPED:
             self.dropped[group.drop_reason] -= 1
         elif group.state == FAILED:

@@ -8,7 +8,7 @@ from heapq import nsmallest
 from itertools import islice
 
 from headrace.errors import InvalidFieldError, WeightsUnknownError
-from headrace.replay import circuit
+from headrace.replay import circuit, drafts
 from headrace.replay.dropping import drop_filtered
 from headrace.replay.group import FINISHED, RUNNING, SAMPLED, TRAINED, Group
 from headrace.replay.ledger import Ledger
@@ -26,7 +26,8 @@ STORE_CHANGED = replay_pb2.LEASE_STATUS_STORE_CHANGED
 MAX_LEASES_PER_CALL = 256
 MAX_SESSIONS_PER_CALL = 4096
 MAX_PAYLOAD_BYTES = 2 * 2**20
-"""Payloads in one answer; well below the size of a message. At least one lease always fits."""
+"""Prompts and drafts in one answer; well below the size of a message. At least one lease always
+fits: what is too large of its drafts is dropped."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,12 @@ def reserved_bytes(ledger: Ledger, settings: LedgerSettings) -> int:
 
 
 def lease(
-    ledger: Ledger, *, worker_id: str, weights: prompt_pb2.WeightsId, count: int
+    ledger: Ledger,
+    settings: LedgerSettings,
+    *,
+    worker_id: str,
+    weights: prompt_pb2.WeightsId,
+    count: int,
 ) -> list[Group]:
     """Lease the next prompts, as many as allowed: fewest failures first, then by ordinal.
 
@@ -125,11 +131,12 @@ def lease(
     if circuit.may_lease(ledger, worker_id) is not None:
         candidates = nsmallest(count, ledger.groups.pending, key=lambda group: group.attempt)
     for group in candidates:
-        room -= group.payload.ByteSize() if group.payload else 0
+        room -= drafts.size(group) + (group.payload.ByteSize() if group.payload else 0)
         if room < 0 and chosen:
             break
         chosen.append(group)
     if chosen:
+        drafts.drop_unusable(ledger, settings, chosen, lease_bytes=MAX_PAYLOAD_BYTES)
         ledger.emit(
             journal.PromptsLeased(
                 worker_id=worker_id,

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from headrace.replay import circuit_events, timeline_events
+from headrace.replay import circuit_events, draft, draft_events, timeline_events
 from headrace.replay.events import Event, name_of, to_record
 from headrace.replay.group import (
     DROPPED,
@@ -109,9 +109,10 @@ class Ledger:
         self.position = record.position
         name = name_of(record)
         event = getattr(record, name)
-        elsewhere = circuit_events.HANDLERS.get(name) or timeline_events.HANDLERS.get(name)
-        if elsewhere:
-            elsewhere(self, event)
+        for module in (circuit_events, draft_events, timeline_events):
+            if name in module.HANDLERS:
+                module.HANDLERS[name](self, event)
+                break
         else:
             getattr(self, f"_on_{name}")(event)
 
@@ -220,8 +221,9 @@ class Ledger:
                 group.attempt = lease.attempt
                 group.worker_id = event.worker_id
                 if self.basis != "fed":
-                    made_now = event.weights.version + 1
-                    group.base = min(group.base, made_now) if group.base else made_now
+                    made = [event.weights.version, *map(draft.oldest, group.drafts.values())]
+                    bases = [version + 1 for version in made]
+                    group.base = min(group.base or bases[0], *bases)
                 self.touch(group)
 
     def _on_leases_ended(self, event: journal.LeasesEnded) -> None:
@@ -231,6 +233,7 @@ class Ledger:
                 if ended.end == replay_pb2.LEASE_END_EXPIRED:
                     group.expiries += 1
                 elif ended.end == replay_pb2.LEASE_END_FAILED:
+                    group.drafts.clear()  # They may be what fails.
                     # While the circuit is open nobody knows whose fault it is; its closing says.
                     group.failures += not (
                         self.circuit.is_open or event.worker_id in self.circuit.ejected
@@ -251,6 +254,8 @@ class Ledger:
             with self.groups.changing(self.groups[uid]) as group:
                 group.sessions.update((record.session, record) for record in settled)
                 group.store_incarnation = event.store_incarnation
+                for record in settled:
+                    group.drafts.pop(record.session, None)
                 if len(group.sessions) == self.n:
                     group.state = FINISHED
                     group.worker_id = ""

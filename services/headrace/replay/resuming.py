@@ -42,7 +42,7 @@ class Rollback:
     store_incarnation: str
     """The life of the store that runs now."""
     salvage: bool = True
-    """Whether sessions made by weights up to the step are kept."""
+    """Whether sessions made by weights up to the step are kept, and what there is of others."""
     cut: Mapping[str, Sessions] = field(default_factory=dict)
     """Sessions that the checkpoint lists, by group; those are in a store that was restored."""
 
@@ -137,6 +137,7 @@ def roll_back(ledger: Ledger, resume_id: str, rollback: Rollback) -> None:
             ),
             store_incarnation=rollback.store_incarnation,
             groups=_reopened(ledger, rollback, resume.step, untrained),
+            drafts_kept=rollback.salvage,
         )
     )
 

@@ -42,6 +42,8 @@ class LedgerSettings:
     """Groups filtered within a step at which the circuit opens."""
     max_trajectory_bytes: int = 1
     """Room that a lease reserves per session."""
+    max_draft_bytes: int = 2**28
+    """Room for the drafts of all groups."""
     temperature: float = 1.0
     max_response_length: int = 512
 
@@ -72,6 +74,7 @@ class LedgerSettings:
             filter_groups=filter_groups.enable,
             max_filtered_groups=filter_groups.max_filtered_groups or 4 * batch_size,
             max_trajectory_bytes=config.max_trajectory_bytes,
+            max_draft_bytes=config.ledger.max_draft_bytes,
             temperature=config.rollout.temperature,
             max_response_length=config.data.max_response_length,
         )

@@ -67,6 +67,11 @@ class StateMetrics:
                 for cause in ("expired", "returned", "failed", "store_lost")
             },
         )
+        yield gauge(
+            "headrace_replay_draft_tokens",
+            "Tokens of responses under way that are kept.",
+            table.draft_token_count,
+        )
         ok = not balance_violations(ledger)
         yield gauge("headrace_replay_balance_ok", "Whether every prompt is accounted for.", ok)
 

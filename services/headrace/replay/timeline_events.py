@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from headrace.replay.draft_events import cut_drafts
 from headrace.replay.group import FINISHED, PENDING, RUNNING, TRAINED
 from headrace.replay.progress import CommitMemo
 from headrace.v1 import journal_pb2 as journal
@@ -110,6 +111,7 @@ def _on_lineage_opened(ledger: Ledger, event: journal.LineageOpened) -> None:
     assert ledger.resume
     line = resume_pb2.Lineage()
     line.CopyFrom(event.lineage)
+    cut_drafts(ledger, line.fork_step if event.drafts_kept else None)
     ledger.resume.lineage, ledger.resume.parent = line.id, line.parent
     for change in event.groups:
         with ledger.groups.changing(ledger.groups[change.uid]) as group:

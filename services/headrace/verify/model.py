@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 from headrace.v1 import journal_pb2, prompt_pb2
@@ -70,6 +71,8 @@ class Group:
     attempt: int = 0
     worker: str = ""
     sessions: dict[int, Session] = field(default_factory=dict)
+    drafts: dict[int, list[int]] = field(default_factory=dict)
+    """Sessions under way, as far as they were reported: by token the weights that made it."""
     incarnation: str = ""
     step: int = 0
     reason: str = ""
@@ -186,6 +189,8 @@ class Model:
         self.counts[group.state] -= 1
         self.counts[state] += 1
         group.state = state
+        if state not in (PENDING, RUNNING):
+            group.drafts.clear()
         return group
 
     def _to_pending(self, group: Group) -> None:
@@ -237,8 +242,8 @@ class Model:
             self.check(lease.attempt > group.attempt, f"I6: attempt {lease.attempt} again")
             group.attempt, group.worker = lease.attempt, event.worker_id
             if self.rules.basis != "fed":
-                made_now = event.weights.version + 1
-                group.base = min(group.base, made_now) if group.base else made_now
+                made = [event.weights.version, *map(min, group.drafts.values())]
+                group.base = min(group.base or made[0] + 1, min(made) + 1)
         working = self.counts[RUNNING] + self.counts[FINISHED]
         self.check(working <= self.target, f"I5: {working} running and finished of {self.target}")
 
@@ -247,7 +252,9 @@ class Model:
             group = self._move(ended.lease.uid, PENDING, RUNNING)
             self._check_holder(group, event.worker_id, ended.lease.attempt)
             self._to_pending(group)
-            group.reported_failures += ended.end == pb.LEASE_END_FAILED
+            if ended.end == pb.LEASE_END_FAILED:
+                group.reported_failures += 1
+                group.drafts.clear()
             group.expiries += ended.end == pb.LEASE_END_EXPIRED
 
     def _check_holder(self, group: Group, worker: str, attempt: int) -> None:
@@ -269,12 +276,55 @@ class Model:
             key = f"{group.uid}_{record.session}_0_{record.lineage}a{record.attempt}"
             group.sessions[record.session] = Session(key, record.min_version, record.max_version)
             group.incarnation = event.store_incarnation
+            draft = group.drafts.pop(record.session, [])
+            self.check(
+                record.token_count >= len(draft)
+                and record.min_version <= min(draft, default=2**62),
+                f"I6: session {record.session} of {group.uid} does not go on with what there was",
+            )
         for uid in dict.fromkeys(item.lease.uid for item in event.sessions):
             group = self.groups[uid]
             if len(group.sessions) == self.rules.n:
                 self._move(uid, FINISHED, RUNNING)
                 group.worker = ""
                 group.base = self.base_of(group)
+
+    def _on_tokens_reported(self, event: journal_pb2.TokensReported) -> None:
+        for progress in event.progress:
+            group = self.groups[progress.lease.uid]
+            self.check(group.state == RUNNING, f"I6: {group.uid} reported while {group.state}")
+            self._check_holder(group, event.worker_id, progress.lease.attempt)
+            self.check(
+                progress.lineage == self.lineage, f"I6: {group.uid} reported for {progress.lineage}"
+            )
+            for draft in progress.drafts:
+                self._grow(group, draft)
+
+    def _grow(self, group: Group, draft: prompt_pb2.Draft) -> None:
+        known = group.drafts.setdefault(draft.session, [])
+        what = f"session {draft.session} of {group.uid}"
+        self.check(draft.session not in group.sessions, f"I8: {what} is recorded and under way")
+        self.check(draft.offset == len(known), f"I6: {what} has {len(known)} tokens, then others")
+        for span in draft.weight_spans:
+            weights = (span.lineage, span.version)
+            lives = weights in self.weights and self.is_on_line(*weights)
+            self.check(lives, f"I14: {what} is made by weights {weights} of a dead line")
+            self.check(span.begin == len(known), f"I6: {what} has tokens by no weights")
+            known += [span.version] * (span.end - span.begin)
+        if self.rules.basis != "fed":
+            self.check(
+                min(known, default=0) + 1 >= group.base, f"I7: {what} is older than its base"
+            )
+
+    def _on_drafts_dropped(self, event: journal_pb2.DraftsDropped) -> None:
+        for uid, session in zip(event.uids, event.sessions, strict=True):
+            group = self._move(uid, PENDING, PENDING)
+            draft = group.drafts.pop(session, [])
+            self.check(bool(draft), f"I6: {uid} has no draft of session {session} to drop")
+            if event.reason == "stale" and draft and self.rules.drops:
+                span = event.step - min(draft)
+                most = self.rules.threshold or 0
+                self.check(span > most, f"I7: a draft of {uid} is dropped at span {span}")
 
     def _on_sessions_forgotten(self, event: journal_pb2.SessionsForgotten) -> None:
         for uid in event.uids:
@@ -468,6 +518,13 @@ class Model:
         self.check(
             event.lineage.id not in [line for line, _ in self.lineages], "I14: a time line again"
         )
+        for group in self.groups.values():
+            cut = {
+                session: list(takewhile(lambda version: version <= fork, made))
+                for session, made in group.drafts.items()
+                if event.drafts_kept
+            }
+            group.drafts = {session: made for session, made in cut.items() if made}
         for change in event.groups:
             group = self._move(
                 change.uid, FINISHED if len(change.sessions) == self.rules.n else PENDING,

@@ -201,11 +201,11 @@ def _feeder_not_told() -> list[Patch]:
 def _attempt_not_counted() -> list[Patch]:
     right = leasing.lease
 
-    def wrong(ledger: Any, *, worker_id: str, weights: Any, count: int) -> Any:
+    def wrong(ledger: Any, settings: Any, *, worker_id: str, weights: Any, count: int) -> Any:
         for group in list(ledger.groups.pending)[:count]:
             with ledger.groups.changing(group):
                 group.attempt = 0
-        return right(ledger, worker_id=worker_id, weights=weights, count=count)
+        return right(ledger, settings, worker_id=worker_id, weights=weights, count=count)
 
     return [(leasing, "lease", wrong)]
 

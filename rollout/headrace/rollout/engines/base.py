@@ -65,6 +65,32 @@ class Response:
                 )
             )
 
+    @classmethod
+    def of(cls, draft: prompt_pb2.Draft) -> Response:
+        """Go on with what another worker has made."""
+        own = prompt_pb2.Draft()
+        own.CopyFrom(draft)
+        return cls(list(own.token_ids), list(own.logprobs), list(own.weight_spans))
+
+    def stretch(self, session: int, begin: int, end: int) -> prompt_pb2.Draft:
+        """Give the tokens between two places to others."""
+        return prompt_pb2.Draft(
+            session=session,
+            offset=begin,
+            token_ids=self.token_ids[begin:end],
+            logprobs=self.logprobs[begin:end],
+            weight_spans=[
+                trajectory_pb2.WeightSpan(
+                    lineage=span.lineage,
+                    version=span.version,
+                    begin=max(span.begin, begin),
+                    end=min(span.end, end),
+                )
+                for span in self.weight_spans
+                if span.begin < end and span.end > begin
+            ],
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class SampleRequest:
