@@ -144,11 +144,14 @@ async def test_a_finished_run_that_is_asked_to_go_back_goes_on_until_that_is_don
 
     back = config(tmp_path, resume={"mode": "path", "path": "somewhere/global_step_1"})
     anew = config(tmp_path, resume={"mode": "disable", "allow": ["new_lineage"]})
-    for asked in (back, anew):
+    for asked, words in (
+        (back, "it was finished, and goes back (resume.mode: path)"),
+        (anew, "all of that is left behind, it begins again (resume.mode: disable)"),
+    ):
         past = Past.of(directory, asked)
         assert not past.finished
         assert past.going_on_in_words() == (
-            f"going on with {tmp_path}: step 1 of 1, checkpoint 1; it was finished, and goes back"
+            f"going on with {tmp_path}: step 1 of 1, checkpoint 1; {words}"
         )
 
     async with replay_server(tmp_path / "journal", settings()) as replay:

@@ -162,6 +162,8 @@ async def test_a_disk_that_is_full_in_the_middle_of_a_run_is_no_reason_to_stop(
     stage.peers.total_steps = 4
     assert await stage.run(save_freq=2) == 0
     assert sorted(stage.coordinator.parts) == [4]
+    told = ("no part", "s2", "[Errno 28] failpoint trainer_part.written")
+    assert [call for call in stage.coordinator.calls if "part" in call[0]] == [told, ("part", "s4")]
 
 
 async def test_a_last_step_that_cannot_be_saved_does_not_end_the_run(

@@ -296,11 +296,11 @@ class Coordinated:
             if answer.groups:
                 return list(answer.groups)
 
-    async def begin_snapshot(self) -> pb.BeginSnapshotResponse:
+    async def begin_snapshot(self, *, timeout_s: float = CALL_S) -> pb.BeginSnapshotResponse:
         return await self.coordinator.BeginSnapshot(
             pb.BeginSnapshotRequest(incarnation=self.incarnation, step=self.step, facts=FACTS),
             wait_for_ready=True,
-            timeout=CALL_S,
+            timeout=timeout_s,
         )
 
     async def report_part(self, snapshot_id: str) -> None:
@@ -308,10 +308,13 @@ class Coordinated:
         source.mkdir(exist_ok=True)
         (source / "state").write_text(str(self.step))
         uri = Storage(str(self.config.checkpoint.storage)).join(step_name(self.step))
-        part = write_part(uri, name="trainer", owner="trainer", source=source, target="trainer")
-        await self.coordinator.ReportPart(
-            pb.ReportPartRequest(snapshot_id=snapshot_id, part=part), timeout=CALL_S
-        )
+        report = pb.ReportPartRequest(snapshot_id=snapshot_id)
+        try:
+            part = write_part(uri, name="trainer", owner="trainer", source=source, target="trainer")
+            report.part.CopyFrom(part)
+        except OSError as error:  # the directory may be removed meanwhile
+            report.error = str(error)
+        await self.coordinator.ReportPart(report, timeout=CALL_S)
 
     async def commit(self, snapshot_id: str) -> pb.CommitSnapshotResponse:
         request = pb.CommitSnapshotRequest(snapshot_id=snapshot_id, wait_s=50)
@@ -328,6 +331,17 @@ class Coordinated:
         return saved
 
     # -- looking
+
+    async def count_events(self, name: str) -> int:
+        """Count the events of a name in the journal so far."""
+        last, count = (await self.status()).position, 0
+        stream = self.replay.WatchEvents(replay_pb2.WatchEventsRequest())
+        async for message in stream:
+            count += sum(event.name == name for event in message.events)
+            if message.events[-1].position >= last:
+                break
+        stream.cancel()
+        return count
 
     async def status(self) -> replay_pb2.GetReplayStatusResponse:
         return await self.replay.GetReplayStatus(

@@ -46,6 +46,9 @@ class Coordinator(checkpoint_pb2_grpc.CheckpointCoordinatorServiceServicer):
         )
 
     async def ReportPart(self, request: Any, context: Any) -> pb.ReportPartResponse:
+        if request.error:
+            self.calls.append(("no part", request.snapshot_id, request.error))
+            return pb.ReportPartResponse()
         self.calls.append(("part", request.snapshot_id))
         self.reported[request.snapshot_id] = request.part
         return pb.ReportPartResponse()

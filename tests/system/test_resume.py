@@ -90,6 +90,43 @@ def test_ctrl_c_and_the_same_command_go_on_until_it_is_finished(tmp_path: Path) 
     assert (run.run / "config.yaml").stat().st_mtime_ns == before, "nothing was started"
 
 
+def test_a_finished_run_goes_back_and_on_once_and_begins_again_once(tmp_path: Path) -> None:
+    config = saved_config(tmp_path, steps=6)
+    with launched(tmp_path, config) as run:
+        code, output = run.ended(END_S)
+        assert code == 0, output
+
+    path = run.run / "checkpoints" / "global_step_4"
+    back: dict[str, Any] = {"mode": "path", "path": str(path)}
+    longer = {**config, "trainer": {**config["trainer"], "total_training_steps": 8}}
+    with launched(tmp_path, {**longer, "resume": back}) as run:
+        code, output = run.ended(END_S)
+        assert code == 0, output
+    assert "step 6 of 6, checkpoint 6; it was finished, and goes back (resume.mode" in output
+    assert "resumed from step 4:" in output
+    assert "8 of 8" in output
+    assert "32 trained" in output
+    assert HOLDS in output
+    assert run.steps == 8
+    again = headrace(tmp_path, "run", "config.yaml")
+    assert (again.returncode, again.stderr) == (0, "")
+    assert f"{run.run} is finished: 8 of 8 steps" in again.stdout
+
+    anew = {"mode": "disable", "allow": ["new_lineage"]}
+    with launched(tmp_path, {**config, "resume": anew}) as run:
+        code, output = run.ended(END_S)
+        assert code == 0, output
+    assert "6 of 6" in output
+    assert "24 trained" in output
+    assert HOLDS in output
+    assert "step 8 of 8, checkpoint 8; all of that is left behind, it begins again" in output
+    log = (run.run / "logs" / "trainer.log").read_text()
+    assert "8 trained steps, " in log
+    assert "the checkpoints (of steps: 8, 6, 4), which are moved aside" in log
+    assert len(status(run)["lineages"]) == 3
+    assert checkpoints(run)[-1] == 6
+
+
 @pytest.mark.chaos
 def test_a_killed_trainer_goes_back_to_the_newest_checkpoint_and_on(tmp_path: Path) -> None:
     with launched(tmp_path, saved_config(tmp_path, steps=16, save_freq=3)) as run:

@@ -16,7 +16,13 @@ from headrace.checkpoint.directory import examine
 from headrace.checkpoint.facts import compare, facts_of
 from headrace.checkpoint.lines import is_on_line
 from headrace.checkpoint.manifest import parse
-from headrace.checkpoint.retention import kept, remove_failed, retained
+from headrace.checkpoint.retention import (
+    kept,
+    remove_abandoned,
+    remove_failed,
+    remove_given_up,
+    retained,
+)
 from headrace.checkpoint.storage import DamagedError
 from headrace.config.checkpoint import Allowance
 from headrace.config.config import Config
@@ -236,3 +242,40 @@ def test_a_failed_snapshot_takes_its_files_and_its_name_along(tmp_path: Path) ->
 
     assert directory.storage.names() == ["global_step_2", "latest_checkpointed_iteration.txt"]
     assert directory.latest() == 2
+
+
+def test_only_what_has_no_manifest_is_taken_for_the_rest_of_a_snapshot(tmp_path: Path) -> None:
+    directory = directory_at(tmp_path / "storage")
+    write_checkpoint(directory, 1, tmp_path / "scratch")
+    for step in (2, 3):
+        write_checkpoint(directory, step, tmp_path / "scratch", has_manifest=False)
+    write_checkpoint(directory, 4, tmp_path / "scratch")
+    (tmp_path / "storage" / "global_step_4" / "manifest.json").write_bytes(b"")
+
+    assert remove_given_up(directory, {1: "a", 2: "b", 4: "c", 9: "d"}) == [2]
+    assert directory.storage.list_steps() == [4, 3, 1]
+
+
+@pytest.mark.parametrize(
+    ("keep", "left"), [(None, [2, 3, 6, 7]), (2, [3, 6, 7]), (1, [3, 7]), (0, [3])]
+)
+def test_the_newest_checkpoints_that_were_left_behind_are_kept_and_those_of_the_line(
+    tmp_path: Path, keep: int | None, left: list[int]
+) -> None:
+    directory = directory_at(tmp_path / "storage")
+    for step, line in ((2, "old"), (3, "l0"), (6, "l0"), (7, "old")):  # l1 forked after step 5
+        lineages = [Lineage(id=line)]
+        write_checkpoint(directory, step, tmp_path / "scratch", lineages=lineages)
+        directory.move_aside(directory.look(step), line)
+    write_checkpoint(directory, 8, tmp_path / "scratch", has_manifest=False)
+    directory.move_aside(directory.look(8), "torn")
+    write_checkpoint(directory, 6, tmp_path / "scratch", lineages=[L0, L1])
+
+    removed = remove_abandoned(directory, 6, keep=keep)
+
+    there = [found.step for found in directory.find_abandoned()]
+    assert sorted(there) == (left if keep is not None else [*left, 8])
+    assert len(removed) == 5 - len(there)
+    assert directory.storage.list_steps() == [6]
+    if keep == 0:
+        assert directory.storage.names("abandoned") == ["l0"], "no empty directories"

@@ -212,6 +212,13 @@ class CheckpointDirectory:
         """Remove a step's directory: first its manifest, so that no half of it looks whole."""
         self.storage.remove_tree(step_name(step))
 
+    def remove_abandoned(self, found: Found) -> None:
+        """Remove one that a resume left behind, and its line's directory after the last."""
+        line = f"{ABANDONED}/{found.abandoned_line}"
+        self.storage.remove_tree(f"{line}/{step_name(found.step)}")
+        if not self.storage.names(line):
+            self.storage.remove_tree(line)
+
     def move_aside(self, found: Found, line: str) -> None:
         """Leave a checkpoint of a line behind. Safe to repeat."""
         name = step_name(found.step)

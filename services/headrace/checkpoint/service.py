@@ -88,9 +88,9 @@ class CheckpointService(checkpoint_pb2_grpc.CheckpointCoordinatorServiceServicer
         request: pb.ReportPartRequest,
         context: grpc.aio.ServicerContext[pb.ReportPartRequest, pb.ReportPartResponse],
     ) -> pb.ReportPartResponse:
-        """Note the trainer's part."""
+        """Note the trainer's part, or why there is none."""
         self._ready()
-        self._snapshots.report(request.snapshot_id, request.part)
+        self._snapshots.report(request.snapshot_id, request.part, request.error)
         return pb.ReportPartResponse()
 
     async def CommitSnapshot(

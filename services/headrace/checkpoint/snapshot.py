@@ -12,19 +12,20 @@
        each older checkpoint: its manifest removed, its folder synced ─► its other files
 
 A directory is a checkpoint once it has a manifest. So a crash before the first rename leaves the
-checkpoint before as the newest, and one after it this one; none leaves half of one. What a failed
-snapshot has written is removed. On an object store an object appears whole, and there are no
-folders; the order is the same.
+checkpoint before as the newest, and one after it this one; none leaves half of one. On an object
+store an object appears whole, and there are no folders; the order is the same.
 
-The state of a snapshot is in the ledger's journal. A coordinator that finds one there that it did
-not begin ends it: complete if its manifest is there, given up otherwise.
+The first part that cannot be written ends a snapshot: what there is of it is removed at once, and
+what others wrote meanwhile when they are done. The state of a snapshot is in the ledger's journal,
+and so is which ones were given up. A coordinator that finds one there that it did not begin ends
+it: complete if its manifest is there, given up otherwise.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -34,7 +35,12 @@ from headrace.checkpoint.changes import Changes
 from headrace.checkpoint.directory import CheckpointDirectory
 from headrace.checkpoint.manifest import PARTS, Manifest, in_order
 from headrace.checkpoint.peers import Peers
-from headrace.checkpoint.retention import kept, remove_failed
+from headrace.checkpoint.retention import (
+    kept,
+    remove_abandoned,
+    remove_failed,
+    remove_given_up,
+)
 from headrace.checkpoint.storage import Storage
 from headrace.config.config import Config
 from headrace.errors import HeadraceError, SnapshotFailedError, SnapshotLostError
@@ -62,6 +68,10 @@ class Snapshot:
     cut: replay_pb2.BeginCutResponse = field(default_factory=replay_pb2.BeginCutResponse)
     store_incarnation: str = ""
     parts: dict[str, resume_pb2.CheckpointPart] = field(default_factory=dict)
+    writers: list[asyncio.Task[None]] = field(default_factory=list)
+    """The ledger's and the store's parts being written. They may outlast it."""
+    trainer_error: str = ""
+    """Why the trainer could not write its part."""
     committing: bool = False
     """It is past the point where it can be given up from outside."""
     complete: bool = False
@@ -137,14 +147,32 @@ class SnapshotSteps:
         await asyncio.to_thread(self._directory.remove, snapshot.step)
 
     async def write_parts(self, snapshot: Snapshot) -> None:
-        """Have the ledger's and the store's parts written; wait for the trainer's."""
+        """Have the ledger's and the store's parts written; wait for the trainer's.
+
+        Whoever cannot write ends it at once. The others are left to write: nobody could stop them.
+        """
+        snapshot.writers = [
+            asyncio.create_task(self._write_ledger(snapshot)),
+            asyncio.create_task(self._write_rows(snapshot)),
+        ]
+        for writer in snapshot.writers:
+            writer.add_done_callback(_seen)
+        waiting = [
+            asyncio.create_task(self._written(snapshot)),
+            asyncio.create_task(self._reported(snapshot)),
+        ]
         try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._write_ledger(snapshot))
-                group.create_task(self._write_rows(snapshot))
-        except BaseExceptionGroup as errors:
-            raise _first(errors) from None
+            await _all(waiting)
+        finally:
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+
+    async def _written(self, snapshot: Snapshot) -> None:
+        await _all(snapshot.writers)
         await self.release(snapshot)
+
+    async def _reported(self, snapshot: Snapshot) -> None:
         with self._peers.waiting(
             f"the trainer's part of the checkpoint of step {snapshot.step}",
             owner="trainer",
@@ -152,6 +180,10 @@ class SnapshotSteps:
             stall_after_s=self._config.checkpoint.deadline_s,
         ):
             while "trainer" not in snapshot.parts:
+                if snapshot.trainer_error:
+                    raise SnapshotFailedError(
+                        f"the trainer's part could not be written: {snapshot.trainer_error}"
+                    )
                 await self._changes.next()
 
     async def _write_ledger(self, snapshot: Snapshot) -> None:
@@ -248,7 +280,28 @@ class SnapshotSteps:
                 await asyncio.to_thread(self._directory.remove, step)
                 reach("retention.removed_one")
                 log.info("checkpoint_removed", step=step)
+            abandoned = await asyncio.to_thread(
+                remove_abandoned,
+                self._directory,
+                snapshot.step,
+                keep=self._config.checkpoint.max_abandoned_to_keep,
+            )
+            for found in abandoned:
+                log.info("checkpoint_removed", step=found.step, abandoned=found.abandoned_line)
         except OSError as error:  # the next snapshot tries again
+            log.warning("checkpoint_not_removed", detail=str(error))
+
+    async def remove_given_up(self, given_up: Mapping[int, str]) -> None:
+        """Remove what snapshots that were given up have left.
+
+        Args:
+            given_up: Them, by step, as the ledger knows them.
+
+        """
+        try:
+            for step in await asyncio.to_thread(remove_given_up, self._directory, given_up):
+                log.info("unfinished_removed", step=step)
+        except OSError as error:  # the next one that is given up or complete tries again
             log.warning("checkpoint_not_removed", detail=str(error))
 
     def _kept(self, step: int) -> tuple[int, list[int]]:
@@ -277,6 +330,8 @@ class SnapshotSteps:
     async def fail(self, snapshot: Snapshot, why: str) -> None:
         """Remove what was written, and say so. The checkpoint before stays the newest.
 
+        Deletions are still held back after it.
+
         Raises:
             Stopped: the process stops before the ledger knows; the next coordinator tells it.
 
@@ -290,7 +345,6 @@ class SnapshotSteps:
         except OSError as error:
             log.warning("checkpoint_not_removed", step=snapshot.step, detail=str(error))
         await self._end_cut(snapshot, committed=False, error=why)
-        await self.release(snapshot)
         snapshot.error = f"the snapshot of step {snapshot.step} failed: {why}"
         self._changes.wake()
 
@@ -300,6 +354,14 @@ def words(error: BaseException) -> str:
     return detail_of(error) if isinstance(error, grpc.aio.AioRpcError) else str(error)
 
 
-def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
-    first = errors.exceptions[0]
-    return _first(first) if isinstance(first, BaseExceptionGroup) else first
+async def _all(tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Wait until all are done, or one fails. Ends none of them."""
+    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+    for task in done:
+        task.result()
+
+
+def _seen(task: asyncio.Task[None]) -> None:
+    """Take note of how a task ended that nobody may wait for any more."""
+    if not task.cancelled():
+        task.exception()

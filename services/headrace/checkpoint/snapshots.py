@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Final
 
 from headrace.checkpoint.changes import Changes
@@ -67,6 +68,7 @@ class Snapshots:
         self._now = now
         self._turn = asyncio.Lock()
         self._work: asyncio.Task[None] | None = None
+        self._cleaning: set[asyncio.Task[None]] = set()
         self.last: Snapshot | None = None
         """The one under way, or the last."""
         self.whole: Snapshot | None = None
@@ -99,20 +101,25 @@ class Snapshots:
         except OSError as error:
             raise SnapshotFailedError(f"the snapshot of step {step} failed: {error}") from error
 
-    def report(self, snapshot_id: str, part: resume_pb2.CheckpointPart) -> None:
-        """Note the trainer's part.
+    def report(self, snapshot_id: str, part: resume_pb2.CheckpointPart, error: str = "") -> None:
+        """Note the trainer's part, or why there is none.
 
         Raises:
             SnapshotLostError: that snapshot is not under way.
             InvalidFieldError: it is another's part.
 
         """
-        snapshot = self._known(snapshot_id)
-        if part.name != "trainer" or not part.files:
+        if not error and (part.name != "trainer" or not part.files):
             raise InvalidFieldError("part", "must be the trainer's, with its files")
-        if snapshot.under_way:
+        snapshot = self.last
+        if snapshot is None or snapshot.snapshot_id != snapshot_id or snapshot.error:
+            self._clean_up()  # what was written for it came too late to be removed with the rest
+        snapshot = self._known(snapshot_id)
+        if snapshot.under_way and error:
+            snapshot.trainer_error = error
+        elif snapshot.under_way:
             snapshot.parts["trainer"] = part
-            self._changes.wake()
+        self._changes.wake()
 
     async def commit(self, snapshot_id: str, wait_s: float) -> Snapshot:
         """Wait until a snapshot is complete, or time is up.
@@ -139,12 +146,16 @@ class Snapshots:
         async with self._turn:
             await self._give_up("a resume has begun")
             await self._take_up(status)
+            await self._steps.remove_given_up(status.given_up)
 
     async def close(self) -> None:
         """End the work here, and leave the snapshot to the next coordinator."""
+        tasks = [*self._cleaning, *(self.last.writers if self.last else ())]
         if self._work is not None:
-            self._work.cancel()
-            await asyncio.wait([self._work])
+            tasks.append(self._work)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def _known(self, snapshot_id: str) -> Snapshot:
         if self.last is None or self.last.snapshot_id != snapshot_id:
@@ -210,10 +221,26 @@ class Snapshots:
     async def _fail(self, snapshot: Snapshot, why: str) -> None:
         try:
             await self._steps.fail(snapshot, why)
+            self.error = snapshot.error
+            self.failed_count += 1
+            self._clean_up(snapshot.writers)
+            await self._steps.release(snapshot)
         except Stopped:
             return
-        self.error = snapshot.error
-        self.failed_count += 1
+
+    def _clean_up(self, writers: Sequence[asyncio.Task[None]] = ()) -> None:
+        """Remove what is written for snapshots that were given up, once these writers are done."""
+        task = asyncio.create_task(self._clean(writers))
+        self._cleaning.add(task)
+        task.add_done_callback(self._cleaning.discard)
+
+    async def _clean(self, writers: Sequence[asyncio.Task[None]]) -> None:
+        if writers:
+            await asyncio.wait(writers)
+        with suppress(Stopped):
+            async with self._turn:
+                status = await self._peers.status()
+                await self._steps.remove_given_up(status.given_up)
 
     async def _completed(self, snapshot: Snapshot) -> None:
         self.saved_step, self.whole, self.error = snapshot.step, snapshot, ""
@@ -221,12 +248,13 @@ class Snapshots:
         self._changes.wake()
         reach("snapshot.committed")
         await self._steps.remove_old(snapshot)
+        self._clean_up()
 
     async def _give_up(self, why: str) -> None:
         """End this process's own snapshot, if one is under way; wait for one that is committed.
 
-        What others still write for it goes on: each of them writes one part at a time, and removes
-        what is there before it writes it anew.
+        What others still write for it goes on, and is removed after that. Each of them writes one
+        part at a time, and removes what is there before it writes it anew.
         """
         snapshot, work = self.last, self._work
         if work is None:

@@ -33,7 +33,9 @@ class Past:
     saved: bool
     """Whether that run makes checkpoints."""
     goes_back: bool
-    """Whether it is asked to go back to before its end, and has not done that."""
+    """Whether it is asked to go back or to begin again, and has not done that."""
+    begins_again: bool
+    """Whether it is that which it is asked for, if anything."""
 
     @classmethod
     def of(cls, directory: RunDirectory, config: Config) -> Self:
@@ -54,7 +56,8 @@ class Past:
         )
         saves = [makes_checkpoints(each) for each in (before, config)]
         goes_back = status is not None and not is_fulfilled(wish_of(config.resume), status.resume)
-        return cls(directory, began, status, all(saves), goes_back)
+        begins_again = config.resume.mode == "disable"
+        return cls(directory, began, status, all(saves), goes_back, begins_again)
 
     @property
     def finished(self) -> bool:
@@ -89,8 +92,11 @@ class Past:
         steps = f"step {self.status.committed_step} of {self.status.total_steps or '?'}"
         saved = self.status.saved_step
         words += f": {steps}, " + (f"checkpoint {saved}" if saved else "no checkpoint yet")
-        is_reopened = self.status.ended and self.goes_back
-        return f"{words}; it was finished, and goes back" if is_reopened else words
+        if self.goes_back and self.begins_again:
+            return f"{words}; all of that is left behind, it begins again (resume.mode: disable)"
+        if self.goes_back and self.status.ended:
+            return f"{words}; it was finished, and goes back (resume.mode: path)"
+        return words
 
     def check_can_go_on(self, config: Config) -> None:
         """Find early what the trainer would find when everything is started.

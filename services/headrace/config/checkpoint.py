@@ -19,6 +19,9 @@ class CheckpointConfig(Section):
     `checkpoints` in the run directory. Each process writes its own part there."""
     max_ckpt_to_keep: int = Field(default=3, ge=1)
     """Checkpoints that are kept; older ones are removed once a newer one is complete."""
+    max_abandoned_to_keep: int | None = Field(default=3, ge=0)
+    """Checkpoints in `abandoned/`, which resumes left behind, that are kept, the newest ones; older
+    ones are removed once a newer checkpoint is complete. null = all are kept."""
     deadline_s: float = Field(default=1800.0, gt=0)
     """A snapshot that is not complete after this long is given up; training goes on."""
     preempt_grace_s: float = Field(default=60.0, gt=0)

@@ -3,8 +3,8 @@
     CommitStep(N) ─► BeginSnapshot ─► copy ─► training goes on
                                         └──► write ─► upload ─► ReportPart ─► CommitSnapshot …
 
-Only until the copy is made does training stand still. What fails is said once, and costs a
-checkpoint, not the run. Knows the order of calls; which steps are saved is asked of it, what is in
+Only until the copy is made does training stand still. What fails is said once, here and to the
+coordinator, and costs a checkpoint, not the run. Knows the order of calls; which steps are saved is asked of it, what is in
 the files is `part`'s business.
 """
 
@@ -13,11 +13,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import grpc
 
-from headrace.errors import TrainerFencedError
+from headrace.errors import HeadraceError, TrainerFencedError
 from headrace.failpoints import reach
 from headrace.log import get_logger
 from headrace.rpc.calls import Stopped, persist, poll
@@ -219,17 +220,28 @@ class Saver:
             "snapshot written", owner="trainer", stall_after_s=self._settings.deadline_s
         ):
             await self._recorded.wait()
-            mine = await asyncio.to_thread(upload, self._settings, self._copy, step)
-        reach("trainer_part.written")
+            report = pb.ReportPartRequest(snapshot_id=snapshot_id)
+            try:
+                part = await asyncio.to_thread(upload, self._settings, self._copy, step)
+                reach("trainer_part.written")
+            except Exception as error:  # drivers of storages raise what they like
+                report.error = _in_words(error)
+                with suppress(HeadraceError, grpc.aio.AioRpcError):  # the cause is what counts
+                    await self._report(report)
+                raise
+            report.part.CopyFrom(part)
+        await self._report(report)
+        return await self._committed(snapshot_id)
+
+    async def _report(self, report: pb.ReportPartRequest) -> None:
         await persist(
             self._coordinator.ReportPart,
-            pb.ReportPartRequest(snapshot_id=snapshot_id, part=mine),
+            report,
             waits=self._waits,
             name="trainer part reported",
             owner=OWNER,
             stopping=self._leaving,
         )
-        return await self._committed(snapshot_id)
 
     async def _committed(self, snapshot_id: str) -> pb.CommitSnapshotResponse:
         request = pb.CommitSnapshotRequest(snapshot_id=snapshot_id, wait_s=POLL_S)
