@@ -108,10 +108,13 @@ class TorchEngine:
             self._batches.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._batches
-        for _, future in self._waiting:
-            future.cancel()
+        for each in self._waiting:
+            each.future.cancel()
         self._waiting.clear()
         await asyncio.to_thread(self._thread.shutdown)
+
+    def when_lost(self, tell: Callable[[], None]) -> None:
+        """Do nothing: it cannot be lost without the worker."""
 
     def status(self) -> EngineStatus:
         """Say what was done so far."""
