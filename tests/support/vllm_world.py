@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 from headrace.config.vllm import VllmEngine as VllmConfig
-from headrace.rollout.engines.base import Sample, SampleRequest
+from headrace.rollout.engines.base import Response, Sample, SampleRequest
 from headrace.rollout.engines.vllm_args import prepare_environment
 from headrace.rpc.waits import Waits
 from headrace.tokenizer.load import load_tokenizer
@@ -24,6 +25,7 @@ MARKS = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),
     pytest.mark.filterwarnings("ignore::UserWarning"),
+    pytest.mark.filterwarnings("ignore:Unclosed context:ResourceWarning"),
 ]
 POSITIONS = 512
 TEMPERATURE = 0.7
@@ -45,12 +47,15 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 def make_model(name: str, seed: int, *, endless: bool = False) -> Any:
-    """Make a model; an `endless` one never stops by itself (it must have an untied head)."""
+    """Make a model; an `endless` one never stops by itself (a GPT-2 with an untied head)."""
     model = probed.trained(probed.settings(seed, **MODELS[name]))
     if endless:
         with torch.no_grad():
-            model.lm_head.weight[EOS] = 0
-            model.lm_head.weight.mul_(0.1)
+            # All that comes out of the last norm points this way, and the stop token's row away.
+            way = torch.ones_like(model.transformer.ln_f.bias) / model.config.n_embd**0.5
+            model.transformer.ln_f.bias += 10 * way
+            model.lm_head.weight -= model.lm_head.weight @ way[:, None] * way
+            model.lm_head.weight[EOS] = -100 * way
     return model
 
 
@@ -76,13 +81,29 @@ async def running(
         yield engine
     finally:
         await engine.close()
+        gc.collect()  # so that what vLLM leaves unclosed is complained of here, where it is known
 
 
-def request(session: int, *, limit: int = 24, uid: str = "e0r0") -> SampleRequest:
+def request(
+    session: int, *, limit: int = 24, prompt: Sequence[int] = (), response: Response | None = None
+) -> SampleRequest:
     return SampleRequest(
-        uid=uid, session=session, attempt=1, prompt_token_ids=[5, 6, 7][: 1 + session % 3],
-        temperature=TEMPERATURE, max_response_length=limit,
+        uid="e0r0", session=session, attempt=1,
+        prompt_token_ids=prompt or [5, 6, 7][: 1 + session % 3],
+        temperature=TEMPERATURE, max_response_length=limit, response=response or Response(),
     )  # fmt: skip
+
+
+async def grown(requests: Sequence[SampleRequest], count: int) -> None:
+    """Wait until each response has so many tokens."""
+    async with asyncio.timeout(120):
+        while not all(len(asked.response.token_ids) >= count for asked in requests):  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+def spans(asked: SampleRequest) -> list[tuple[int, int, int]]:
+    """Version, begin and end of each of a response's spans."""
+    return [(span.version, span.begin, span.end) for span in asked.response.weight_spans]
 
 
 async def sampled(engine: Any, requests: Sequence[SampleRequest]) -> list[Sample]:

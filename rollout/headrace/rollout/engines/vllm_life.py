@@ -199,6 +199,8 @@ class Life:
         """End its processes, for sure."""
         with contextlib.suppress(Exception):  # what is left is killed below
             await asyncio.to_thread(self._llm.shutdown, _SHUTDOWN_S)
+            await asyncio.sleep(0)  # it has the loop close its sockets
+            self._llm.engine_core.resources.ctx.destroy(linger=0)
         await asyncio.to_thread(_kill, self._processes)
 
 
