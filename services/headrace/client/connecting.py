@@ -37,7 +37,8 @@ def connect(
         ca: The file with the authority's certificate, for a run with TLS. A run directory names
             it.
         checkpoint: The address of the checkpoint coordinator, for `run.checkpoints()`. A run
-            directory on this machine names it.
+            directory on this machine names it, and so does a replay buffer that is configured
+            with it (`endpoints.checkpoint`).
         patience_s: How long a replay buffer that is being started again is waited for.
 
     Raises:

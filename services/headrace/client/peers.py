@@ -49,7 +49,7 @@ class Peers:
 
     Args:
         security: What calls carry.
-        known: Addresses that nobody else tells, by name.
+        known: Addresses by name, that count before what the replay buffer says.
 
     """
 
@@ -57,7 +57,8 @@ class Peers:
         self, security: Security | None = None, known: Mapping[str, str] | None = None
     ) -> None:
         self._security = security
-        self._addresses: dict[str, str] = dict(known or {})
+        self._known = dict(known or {})
+        self._addresses: dict[str, str] = dict(self._known)
         self._channels: dict[str, tuple[str, grpc.Channel]] = {}
 
     def learn(self, addresses: Mapping[str, str], directory: RunDirectory | None = None) -> None:
@@ -68,7 +69,7 @@ class Peers:
             directory: The run directory, if it is on this machine; it names the workers, too.
 
         """
-        self._addresses.update(addresses)
+        self._addresses.update({**addresses, **self._known})
         if directory is None:
             return
         for file in directory.endpoint_file("any").parent.glob("*.json"):
@@ -87,7 +88,8 @@ class Peers:
         if address is None:
             raise UsageError(
                 "nobody has said where the checkpoint coordinator listens: give its address, "
-                "connect(…, checkpoint='host:port')"
+                "connect(…, checkpoint='host:port'), or name it in the replay buffer's "
+                "configuration, endpoints.checkpoint"
                 if name == "checkpoint"
                 else f"nobody has said yet where the {name} listens: it has not come to the replay "
                 "buffer since that was started"
