@@ -13,7 +13,6 @@ weights are not certain, is ended, and the next load starts another one.
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -27,7 +26,6 @@ from headrace.rollout.engines.base import (
     EngineLoad,
     EngineLostError,
     EngineStatus,
-    Response,
     Sample,
     SampleRequest,
 )
@@ -36,17 +34,14 @@ from headrace.rollout.engines.model import WEIGHTS_NAME
 from headrace.rollout.engines.probe import Probe, ProbeError
 from headrace.rollout.engines.vllm_life import Life, Piece
 from headrace.rollout.engines.vllm_stats import StatKeeper
+from headrace.rollout.engines.vllm_whole import check_whole, label_of
 from headrace.rollout.engines.weights import confirm
 from headrace.rpc.waits import Waits
-from headrace.v1 import prompt_pb2, trajectory_pb2
+from headrace.v1 import prompt_pb2
 
 _START_S: Final = 1800.0
 """A start that takes longer is a stall: a large model is read, compiled and warmed up in it."""
 _LOOK_EVERY_S: Final = 0.1
-_FINISH_REASONS: Final = {
-    "stop": trajectory_pb2.FINISH_REASON_STOP,
-    "length": trajectory_pb2.FINISH_REASON_LENGTH,
-}
 
 log = get_logger()
 
@@ -150,13 +145,16 @@ class VllmEngine:
         directory = await asyncio.to_thread(confirm, weights)
         wanted = await asyncio.to_thread(probe.read, directory)
         with self._gate.shut():
+            if not self._partial:
+                await self._drain()
+            if not (directory / WEIGHTS_NAME).exists():
+                raise EngineError(f"{directory}: was removed while sequences came to their end")
             try:
                 if self._life is None:
                     await self._start_life(directory, weights.id)
                 else:
                     await self._update_life(self._life, directory, weights.id)
-                async with asyncio.timeout(self._silence_s):
-                    await self._compare(wanted)
+                await self._compare(wanted)
             except (UsageError, asyncio.CancelledError):
                 await self._end_life()
                 raise
@@ -164,6 +162,15 @@ class VllmEngine:
                 await self._end_life()
                 raise _lost(error, f"version {weights.id.version} was not loaded") from error
             self._agreed.set()
+
+    async def _drain(self) -> None:
+        if self._gate.inside:
+            with self._waits.waiting(
+                "sequences to end",
+                owner="vllm",
+                ends_when=f"those that version {self._weights.version} began are done",
+            ):
+                await self._gate.empty()
 
     async def _start_life(self, directory: Path, weights: prompt_pb2.WeightsId) -> None:
         with self._waits.waiting(
@@ -176,7 +183,7 @@ class VllmEngine:
                 max_length=self._max_length,
                 seed=self._seed,
             )
-            life = await Life.start(config, lambda: StatKeeper(self._load), _label(weights))
+            life = await Life.start(config, lambda: StatKeeper(self._load), label_of(weights))
         self._life = life
         self._weights = weights
         self._gate.places = life.max_sequences + life.max_sequences // 4
@@ -185,43 +192,47 @@ class VllmEngine:
     async def _update_life(
         self, life: Life, directory: Path, weights: prompt_pb2.WeightsId
     ) -> None:
-        if not self._partial:
-            with self._waits.waiting(
-                "sequences to end",
-                owner="vllm",
-                ends_when=f"those that version {self._weights.version} began are done",
-            ):
-                await self._gate.empty()
         with self._waits.waiting(
             "vLLM to take weights", owner="vllm", ends_when=f"version {weights.version} is loaded"
         ):
             async with asyncio.timeout(self._silence_s):
                 await life.freeze()
                 self._agreed.clear()
-                await life.replace_weights(directory / WEIGHTS_NAME, _label(weights))
+                await life.replace_weights(directory / WEIGHTS_NAME, label_of(weights))
                 # What was made before has long been taken: it came before the first answer.
                 self._weights = weights
                 await life.thaw()
 
     async def _compare(self, wanted: Probe | None) -> None:
+        """See that vLLM computes what the trainer does, if the trainer says what that is."""
         self._probe_gap = None
-        if wanted is None or self._life is None:
-            return
-        found = await self._life.score(wanted.sequences)
-        try:
-            self._probe_gap = wanted.check(
-                found, dtype=self._config.dtype, tolerance=self._config.logprob_tolerance
-            )
-        except ProbeError as error:
-            self._probe_gap = error.mean
-            raise
+        life = self._life
+        if wanted is not None and life is not None:
+            async with asyncio.timeout(self._silence_s):
+                found = await life.score(wanted.sequences)
+            try:
+                self._probe_gap = wanted.check(
+                    found,
+                    # What is quantized is no number format that anything is known of.
+                    dtype=self._config.quantization or self._config.dtype,
+                    tolerance=self._config.logprob_tolerance,
+                )
+            except ProbeError as error:
+                self._probe_gap = error.mean
+                raise
+        if life is None or life is not self._life:
+            raise EngineLostError("vLLM died with its new weights")
 
     async def _keep_watch(self, life: Life) -> None:
         """Give up a life that is over, and say so."""
         while not life.is_dead and life.silent_s < self._silence_s:  # noqa: ASYNC110
             await asyncio.sleep(_LOOK_EVERY_S)
-        log.error("engine_lost", engine=self.kind, why="died" if life.is_dead else "is silent")
+        self._lose(life, "died" if life.is_dead else "is silent")
+
+    def _lose(self, life: Life, why: str) -> None:
+        """Note that a life is over, whoever sees it first."""
         if life is self._life:
+            log.error("engine_lost", engine=self.kind, why=why)
             self._give_up_life()
             self._tell_lost()
 
@@ -270,7 +281,9 @@ class VllmEngine:
                 self._aborted += len(request.response.token_ids) - begun
                 if isinstance(error, EngineError):
                     raise
-                if life is not self._life or life.is_dead:
+                if life.is_dead:
+                    self._lose(life, "died")
+                if life is not self._life:
                     raise _lost(error, "vLLM was lost") from error
                 if isinstance(error, Exception):
                     raise EngineError(_one_line(error)) from error
@@ -293,29 +306,7 @@ class VllmEngine:
         ):
             response.extend(last.token_ids, last.logprobs, self._weights)
             self._generated += len(last.token_ids)
-        if last is None:
-            raise EngineError("vLLM gave nothing")
-        _confirm_spans(response, begun, last.labels)
-        return Sample(response, self._finish_reason(request, last.end))
-
-    def _finish_reason(
-        self, request: SampleRequest, end: str | None
-    ) -> trajectory_pb2.FinishReason.ValueType:
-        """Say how a response ended, if it is whole.
-
-        Raises:
-            EngineError: It is not.
-
-        """
-        tokens, limit = request.response.token_ids, request.max_response_length
-        whole = (end == "stop" and tokens[-1:] == [self._eos_id]) or (
-            end == "length" and len(tokens) == limit
-        )
-        if end is None or not whole:
-            raise EngineError(f"vLLM ended a response after {len(tokens)} of {limit} tokens: {end}")
-        if not all(map(math.isfinite, request.response.logprobs)):
-            raise EngineError("vLLM gave a log-probability that is not a number")
-        return _FINISH_REASONS[end]
+        return Sample(response, check_whole(request, begun, last, stop_id=self._eos_id))
 
 
 class _MeanLength:
@@ -329,32 +320,6 @@ class _MeanLength:
         """Take a sequence that is done. The latest 1,000 or so count."""
         self._count = min(self._count + 1, 1000)
         self.tokens += (tokens - self.tokens) / self._count
-
-
-def _confirm_spans(response: Response, begun: int, labels: Sequence[tuple[str, int]]) -> None:
-    """See that vLLM says the same of which weights made the tokens from `begun` on.
-
-    Raises:
-        EngineError: It says something else.
-
-    """
-    end = begun
-    for label, count in labels:
-        begin, end = end, end + count
-        for span in response.weight_spans:
-            if span.begin < end and span.end > begin and _label(span) != label:
-                raise EngineError(
-                    f"tokens {begin} to {end} of a response were made by {label} as vLLM says, and "
-                    f"by {_label(span)} as it was understood"
-                )
-    if end != len(response.token_ids):
-        raise EngineError(
-            f"vLLM says of {end} tokens which weights made them, of {len(response.token_ids)}"
-        )
-
-
-def _label(weights: prompt_pb2.WeightsId | trajectory_pb2.WeightSpan) -> str:
-    return f"{weights.lineage}/{weights.version}"
 
 
 def _lost(error: BaseException, what: str) -> EngineError:
