@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 
+import grpc
 import pytest
 from feed_life import living, packer
 from journals import OpenJournal, journals
@@ -15,10 +17,13 @@ from replay_resumes import OPEN
 from replay_server import Replay, replay_server
 
 from headrace.config.wish import name_resume
+from headrace.errors import CannotResumeError
 from headrace.feeder.order import Order
 from headrace.feeder.prompts import Prompts
 from headrace.feeder.sources.source import Row
 from headrace.feeder.supply import NumberedSupply
+from headrace.replay.settings import LedgerSettings
+from headrace.rpc.status import error_from
 from headrace.v1 import replay_pb2 as pb
 from headrace.v1 import resume_pb2
 
@@ -115,6 +120,26 @@ async def test_a_feeder_at_the_end_goes_on_when_a_resume_goes_back_behind_it(
         assert (now.ended, now.total_steps, now.counts.trained) == (True, 5, 20)
 
 
+async def test_a_feeder_at_the_end_opens_its_feed_to_a_replay_buffer_that_lost_the_run(
+    tmp_path: Path,
+) -> None:
+    async with AsyncExitStack() as stack:
+        async with replay_server(tmp_path / "journal", RULES) as replay:
+            await ended(replay)
+            life = await stack.enter_async_context(living(replay.target, supply(1000), chunk=4))
+            await life.task
+            going_on = asyncio.ensure_future(life.feed.reopened())
+            port = int(replay.target.rpartition(":")[2])
+        async with replay_server(tmp_path / "empty", RULES, port=port) as replay:
+            await going_on
+            feeding = asyncio.ensure_future(life.feed.run())
+            await replay.begin()
+            async with asyncio.timeout(20):
+                while (await replay.status()).cursor < 8:  # noqa: ASYNC110 (no event)
+                    await asyncio.sleep(0.05)
+            feeding.cancel()
+
+
 @pytest.mark.parametrize(("steps", "length"), [(2, 2), (5, 5), (1, 1), (None, 250)])
 async def test_a_run_that_goes_back_behind_its_end_is_as_long_as_it_is_configured_now(
     tmp_path: Path, *, steps: int | None, length: int
@@ -130,14 +155,46 @@ async def test_a_run_that_goes_back_behind_its_end_is_as_long_as_it_is_configure
         assert (await replay.status()).total_steps == length
 
 
-async def test_a_length_that_does_not_fit_is_left_as_it_was(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("rules", "step", "start_over", "said"),
+    [
+        (RULES, 1, False, "1 epochs of 10 rows are 10 prompts, and this run has read 12"),
+        (RULES, 0, True, ""),
+        (replace(RULES, epochs=2, total_steps=1), 2, False, "fewer than the 2 steps"),
+    ],
+)
+async def test_a_length_that_does_not_reach_is_refused_before_anything_changes(
+    tmp_path: Path, *, rules: LedgerSettings, step: int, start_over: bool, said: str
+) -> None:
     async with replay_server(tmp_path / "journal", replace(RULES, epochs=2)) as replay:
         await ended(replay, rows=10)
-    async with replay_server(tmp_path / "journal", replace(RULES, total_steps=4)) as replay:
-        await replay.begin_resume(1)
+    async with replay_server(tmp_path / "journal", rules) as replay:
+        await replay.begin_resume(step)
         await replay.to_ledger()
+        if not said:
+            await replay.roll_back(start_over=start_over)
+            assert (await replay.status()).total_steps == 2
+            return
+        before = replay.buffer.ledger.position
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await replay.roll_back(start_over=start_over)
+        error = error_from(failed.value)
+        assert isinstance(error, CannotResumeError)
+        assert said in str(error)
+        assert replay.buffer.ledger.position == before
+
+
+async def test_a_repeat_of_the_roll_back_after_the_end_changes_nothing(tmp_path: Path) -> None:
+    async with replay_server(tmp_path / "journal", RULES) as replay:
+        await ended(replay)
+        trainer = await replay.begin_resume(1)
+        await replay.until_phase(trainer, 1, OPEN)
+        await replay.train(trainer, 2, 3)
+        await replay.stub.EndRun(pb.EndRunRequest(incarnation=trainer))
+    async with replay_server(tmp_path / "journal", replace(RULES, total_steps=9)) as replay:
         await replay.roll_back()
-        assert (await replay.status()).total_steps == 3
+        now = await replay.status()
+        assert (now.ended, now.total_steps) == (True, 3)
 
 
 async def test_nobody_is_sent_home_from_a_run_that_is_still_to_go_back(

@@ -268,8 +268,7 @@ class Recorder:
                 self._note(
                     "WatchEvents", request, None, f"{failed.code().name}: {failed.details()}"
                 )
-                # As INTERNAL ends a stream of a replay buffer whose journal failed.
-                if failed.code() not in (*OUTAGES, grpc.StatusCode.INTERNAL):
+                if failed.code() not in OUTAGES:
                     raise
             await asyncio.sleep(AGAIN_S)
 

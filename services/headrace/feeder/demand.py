@@ -156,6 +156,8 @@ class Feed:
     async def reopened(self) -> None:
         """Wait until a resume goes back behind the run's end. Nobody waits for that but this.
 
+        Or until the replay buffer does not know of a run: `run` opens the feed then.
+
         Raises:
             Stopped: the process is to stop.
 
@@ -165,16 +167,19 @@ class Feed:
         )
         ended = True
         while ended:
-            answer = await poll(
-                self._stub.AwaitDemand,
-                request,
-                waits=self._waits,
-                owner=REPLAY,
-                timeout_s=DEMAND_WAIT_S + 10,
-                stopping=self._stopping,
-            )
+            try:
+                answer = await poll(
+                    self._stub.AwaitDemand,
+                    request,
+                    waits=self._waits,
+                    owner=REPLAY,
+                    timeout_s=DEMAND_WAIT_S + 10,
+                    stopping=self._stopping,
+                )
+            except FeedNotOpenError:
+                break
             ended = answer.ended
-        log.info("feed_goes_on", cursor=answer.cursor)
+        log.info("feed_goes_on")
 
     async def _turn(self) -> bool:
         """Meet the demand there is; say whether the run has ended."""

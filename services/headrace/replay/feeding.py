@@ -47,31 +47,13 @@ def open_feed(
         )
     if known.total_steps and (row_count >= UNKNOWN_LENGTH or ledger.ended_by):
         return  # EndFeed says where a stream ends; what is over stays so
-    ordinal_count = row_count * settings.epochs
-    if ordinal_count < settings.batch_size:
-        raise InvalidFieldError(
-            "row_count",
-            f"{row_count} rows x {settings.epochs} epochs do not fill one batch of "
-            f"{settings.batch_size}",
-        )
+    ordinal_count, total_steps = length_of(
+        settings, row_count, cursor=ledger.cursor, committed_step=ledger.committed_step
+    )
     if not fingerprint:
         raise InvalidFieldError("fingerprint", "is required")
-    total_steps = ordinal_count // settings.batch_size
-    total_steps = min(total_steps, settings.total_steps or total_steps)
     if (ordinal_count, total_steps) == (known.ordinal_count, known.total_steps):
         return
-    if ordinal_count < ledger.cursor:
-        raise RunTooShortError(
-            f"trainer.total_epochs: {settings.epochs} epochs of {row_count} rows are {ordinal_count} "
-            f"prompts, and this run has read {ledger.cursor} already: give more epochs, or start "
-            "another run (run.name or run.run_dir)"
-        )
-    if total_steps < ledger.committed_step:
-        raise RunTooShortError(
-            f"trainer.total_training_steps: {total_steps} is fewer than the "
-            f"{ledger.committed_step} steps that this run has trained already: give "
-            f"{ledger.committed_step} or more, or start another run (run.name or run.run_dir)"
-        )
     ledger.emit(
         journal.FeedOpened(
             row_count=row_count,
@@ -80,6 +62,45 @@ def open_feed(
             fingerprint=fingerprint,
         )
     )
+
+
+def length_of(
+    settings: LedgerSettings, row_count: int, *, cursor: int, committed_step: int
+) -> tuple[int, int]:
+    """Give the prompts and the steps of a run over so many rows.
+
+    Args:
+        settings: What the run is configured by.
+        row_count: Rows in its data set.
+        cursor: Prompts that it has read.
+        committed_step: Steps that it has behind it.
+
+    Raises:
+        InvalidFieldError, RunTooShortError: as `open_feed`.
+
+    """
+    ordinal_count = row_count * settings.epochs
+    if ordinal_count < settings.batch_size:
+        raise InvalidFieldError(
+            "row_count",
+            f"{row_count} rows x {settings.epochs} epochs do not fill one batch of "
+            f"{settings.batch_size}",
+        )
+    total_steps = ordinal_count // settings.batch_size
+    total_steps = min(total_steps, settings.total_steps or total_steps)
+    if ordinal_count < cursor:
+        raise RunTooShortError(
+            f"trainer.total_epochs: {settings.epochs} epochs of {row_count} rows are {ordinal_count} "
+            f"prompts, and this run has read {cursor} already: give more epochs, or start "
+            "another run (run.name or run.run_dir)"
+        )
+    if total_steps < committed_step:
+        raise RunTooShortError(
+            f"trainer.total_training_steps: {total_steps} is fewer than the {committed_step} steps "
+            f"that this run has trained already: give {committed_step} or more, or start another "
+            "run (run.name or run.run_dir)"
+        )
+    return ordinal_count, total_steps
 
 
 def _rows(row_count: int) -> str:

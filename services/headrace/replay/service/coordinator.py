@@ -9,9 +9,8 @@ import uuid
 from collections.abc import Callable
 from typing import TypeVar
 
-from headrace.errors import CannotResumeError, InvalidFieldError
+from headrace.errors import CannotResumeError, InvalidFieldError, RunTooShortError
 from headrace.failpoints import reach
-from headrace.log import get_logger
 from headrace.replay import cutting, feeding, resuming, sampling
 from headrace.replay.cut_file import read_cut, sessions_of, write_cut
 from headrace.replay.journal.base import Journal
@@ -26,8 +25,6 @@ from headrace.v1 import journal_pb2, resume_pb2
 from headrace.v1 import replay_pb2 as pb
 
 KEYS_PER_PAGE = 16384
-
-log = get_logger()
 
 _T = TypeVar("_T")
 
@@ -126,7 +123,10 @@ class CoordinatorCalls(Calls):
 
         def turn() -> pb.RollBackResponse:
             resume = resuming.current(self._ledger, request.resume_id)
-            was_over = bool(self._ledger.ended_by)
+            reopens = bool(self._ledger.ended_by) and not resume.lineage
+            if reopens:
+                cursor = 0 if request.start_over else self._ledger.cursor
+                self._check_length(cursor, resume.step)
             if request.start_over:
                 resuming.start_over(self._ledger, request.resume_id)
             if base is not None and not request.restore:
@@ -143,26 +143,32 @@ class CoordinatorCalls(Calls):
                     cut=sessions_of(base) if base is not None else {},
                 ),
             )
-            if was_over:
-                self._set_length()
+            if reopens:  # What was over heard no feeder any more; it may be longer now.
+                self._open_feed()
             return pb.RollBackResponse(state=self._state())
 
         answer = await self._turn(turn)
         reach("ledger.rolled_back")
         return answer
 
-    def _set_length(self) -> None:
-        """Make a run that was over, and heard no feeder any more, as long as it is configured."""
-        feed = self._ledger.feed
+    def _check_length(self, cursor: int, step: int) -> None:
+        """Refuse to go back to where the run, as it is configured now, does not reach.
+
+        Raises:
+            CannotResumeError: it does not.
+
+        """
+        row_count = self._ledger.feed.row_count
         try:
-            feeding.open_feed(
-                self._ledger,
-                self._settings,
-                row_count=feed.row_count,
-                fingerprint=feed.fingerprint,
-            )
-        except InvalidFieldError as error:
-            log.warning("length_not_changed", total_steps=feed.total_steps, detail=str(error))
+            feeding.length_of(self._settings, row_count, cursor=cursor, committed_step=step)
+        except (InvalidFieldError, RunTooShortError) as error:
+            raise CannotResumeError(str(error)) from error
+
+    def _open_feed(self) -> None:
+        feed = self._ledger.feed
+        feeding.open_feed(
+            self._ledger, self._settings, row_count=feed.row_count, fingerprint=feed.fingerprint
+        )
 
     def _restore(self, base: journal_pb2.LedgerBase, resume_id: str, step: int) -> None:
         """Take the ledger from a cut.
