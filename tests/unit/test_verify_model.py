@@ -10,7 +10,8 @@ from judged_run import BATCH, ROWS, STEPS, Case, N, outage, played, played_with_
 
 from headrace.replay.events import to_ledger_event
 from headrace.v1 import journal_pb2, prompt_pb2, resume_pb2
-from headrace.verify.model import Model, Rules
+from headrace.verify.model import Model
+from headrace.verify.told import Rules
 from headrace.verify.verdict import INVARIANTS, seen, to_record
 
 RULES = Rules(

@@ -19,8 +19,9 @@ from headrace.checkpoint.directory import CheckpointDirectory, storage_of
 from headrace.checkpoint.storage import step_name
 from headrace.config.config import Config
 from headrace.v1 import journal_pb2, prompt_pb2
-from headrace.verify.model import DROPPED, LIVE, TRAINED, Model, Rules
+from headrace.verify.model import Model
 from headrace.verify.play import Played
+from headrace.verify.told import DROPPED, LIVE, TRAINED, Rules
 
 SHOWN: Final = 3
 """Violations of one kind that are shown in full."""

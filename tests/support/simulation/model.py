@@ -9,7 +9,7 @@ import copy
 from collections.abc import Callable
 
 from headrace.verify import model
-from headrace.verify.model import (
+from headrace.verify.told import (
     DROPPED,
     FINISHED,
     LIVE,
@@ -80,4 +80,5 @@ class Model(model.Model):
 def _copied(group: Group) -> Group:
     twin = copy.copy(group)
     twin.sessions = dict(group.sessions)
+    twin.drafts = {session: list(made) for session, made in group.drafts.items()}
     return twin
