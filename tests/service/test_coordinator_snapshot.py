@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -70,17 +71,76 @@ async def test_every_call_may_be_repeated(run: Coordinated) -> None:
     await run.come()
     await run.train()
     first = await run.begin_snapshot()
-    second = await run.begin_snapshot()  # the answer was lost: it begins anew
-    assert first.snapshot_id != second.snapshot_id
+    assert await run.begin_snapshot() == first, "the answer was lost: it is joined"
     with pytest.raises(grpc.aio.AioRpcError) as failed:
-        await run.report_part(first.snapshot_id)
+        await run.report_part("another")
     assert isinstance(refusal(failed), SnapshotLostError)
 
     for _ in range(2):
-        await run.report_part(second.snapshot_id)
-    answers = [await run.commit(second.snapshot_id) for _ in range(2)]
+        await run.report_part(first.snapshot_id)
+    assert (await run.begin_snapshot()).complete, "one that has the trainer's part is waited for"
+    answers = [await run.commit(first.snapshot_id) for _ in range(2)]
     assert answers[0] == answers[1]
-    assert (await run.begin_snapshot()).complete
+    assert await run.count_events("snapshot_begun") == 1
+
+
+async def test_a_caller_whose_deadline_is_too_short_joins_what_it_has_begun(
+    run: Coordinated,
+) -> None:
+    await run.come()
+    await run.train()
+    await run.restart("checkpoint", fail="snapshot.begun:1:stop")
+    await run.coordinator_status()
+    for _ in range(3):
+        with pytest.raises(grpc.aio.AioRpcError) as failed:
+            await run.begin_snapshot(timeout_s=1)
+        assert failed.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+    run.parts["checkpoint"].process.send_signal(signal.SIGCONT)
+
+    begun = await run.begin_snapshot()
+    await run.report_part(begun.snapshot_id)
+
+    assert (await run.commit(begun.snapshot_id)).complete
+    assert await run.count_events("snapshot_begun") == 1
+    assert "snapshot_failed" not in run.parts["checkpoint"].log.read_text()
+
+
+async def test_a_call_that_comes_late_ends_no_snapshot(run: Coordinated) -> None:
+    await run.come()
+    await run.train()
+    await run.save()
+    await run.train()
+    begun = await run.begin_snapshot()
+
+    run.step = 1
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        await run.begin_snapshot()
+    assert isinstance(refusal(failed), StepOutOfOrderError)
+    run.step = 2
+    run.incarnation -= 1
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        await run.begin_snapshot()
+    assert isinstance(refusal(failed), TrainerFencedError)
+
+    run.incarnation += 1
+    await run.report_part(begun.snapshot_id)
+    assert (await run.commit(begun.snapshot_id)).complete
+
+
+async def test_a_snapshot_of_another_step_takes_the_place_of_one_without_the_trainers_part(
+    run: Coordinated,
+) -> None:
+    await run.come()
+    await run.train()
+    left = await run.begin_snapshot()
+    await run.train()
+
+    await run.save()
+
+    with pytest.raises(grpc.aio.AioRpcError) as failed:
+        await run.commit(left.snapshot_id)
+    assert isinstance(refusal(failed), SnapshotLostError)
+    assert run.checkpoints.latest() == 2
 
 
 async def test_a_snapshot_of_a_step_that_is_not_the_last_or_by_an_old_trainer_is_refused(

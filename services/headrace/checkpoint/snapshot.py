@@ -141,7 +141,8 @@ class SnapshotSteps:
         request = replay_pb2.BeginCutRequest(
             snapshot_id=snapshot.snapshot_id, incarnation=snapshot.incarnation, step=snapshot.step
         )
-        snapshot.cut = await self._peers.ask_replay(
+        # A repeat reads the journal up to the cut: it takes its time, too.
+        snapshot.cut = await self._peers.work_of_replay(
             self._peers.replay.BeginCut, request, "the ledger to be cut"
         )
         await asyncio.to_thread(self._directory.remove, snapshot.step)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
+from headrace.checkpoint.beginning import Beginning
 from headrace.checkpoint.changes import Changes
 from headrace.checkpoint.directory import CheckpointDirectory, Found
 from headrace.checkpoint.lines import is_on_line
@@ -22,6 +23,8 @@ from headrace.errors import (
     NotReadyError,
     SnapshotFailedError,
     SnapshotLostError,
+    StepOutOfOrderError,
+    TrainerFencedError,
 )
 from headrace.failpoints import reach
 from headrace.log import get_logger
@@ -29,7 +32,7 @@ from headrace.rpc.calls import Stopped
 from headrace.v1 import replay_pb2, resume_pb2
 
 BEGIN_WITHIN_S: Final = 30.0
-"""How long replay buffer and store may be away before a snapshot is not begun."""
+"""How long one call waits for replay buffer and store before it is told to ask again."""
 
 log = get_logger()
 
@@ -67,6 +70,7 @@ class Snapshots:
         self._new_id = new_id
         self._now = now
         self._turn = asyncio.Lock()
+        self._beginning = Beginning[tuple[str, bool]]()
         self._work: asyncio.Task[None] | None = None
         self._cleaning: set[asyncio.Task[None]] = set()
         self.last: Snapshot | None = None
@@ -84,16 +88,20 @@ class Snapshots:
     ) -> tuple[str, bool]:
         """Begin a snapshot; give its id, and whether the step's checkpoint is complete already.
 
+        The same trainer's for the same step is joined, if it is being begun or under way.
+
         Raises:
-            WireError: the replay buffer or the store refuses.
-            NotReadyError: one of them does not answer.
-            SnapshotFailedError: the storage cannot be used.
+            WireError: the replay buffer or the store refuses, or the caller comes late.
+            NotReadyError: one of them does not answer. It is being begun still: ask again.
+            SnapshotFailedError: the storage cannot be used, or time is up.
             Stopped: the process stops.
 
         """
         try:
             async with asyncio.timeout(BEGIN_WITHIN_S):
-                return await self._begin(incarnation, step, facts)
+                return await self._beginning.join(
+                    (incarnation, step), lambda: self._begin_in_time(incarnation, step, facts)
+                )
         except TimeoutError as error:
             raise NotReadyError(
                 f"the replay buffer or the store did not answer within {BEGIN_WITHIN_S:g} s"
@@ -143,6 +151,7 @@ class Snapshots:
             Stopped: the process stops.
 
         """
+        await self._beginning.end()
         async with self._turn:
             await self._give_up("a resume has begun")
             await self._take_up(status)
@@ -150,6 +159,7 @@ class Snapshots:
 
     async def close(self) -> None:
         """End the work here, and leave the snapshot to the next coordinator."""
+        await self._beginning.end()
         tasks = [*self._cleaning, *(self.last.writers if self.last else ())]
         if self._work is not None:
             tasks.append(self._work)
@@ -162,10 +172,26 @@ class Snapshots:
             raise SnapshotLostError(f"the snapshot {snapshot_id!r} is not under way any more")
         return self.last
 
+    async def _begin_in_time(
+        self, incarnation: int, step: int, facts: Mapping[str, str]
+    ) -> tuple[str, bool]:
+        deadline_s = self._config.checkpoint.deadline_s
+        try:
+            async with asyncio.timeout(deadline_s):
+                return await self._begin(incarnation, step, facts)
+        except TimeoutError as error:
+            raise SnapshotFailedError(
+                f"the snapshot of step {step} was not begun within {deadline_s:g} s "
+                "(checkpoint.deadline_s)"
+            ) from error
+
     async def _begin(
         self, incarnation: int, step: int, facts: Mapping[str, str]
     ) -> tuple[str, bool]:
         async with self._turn:
+            _refuse_late(await self._peers.status(), incarnation, step)
+            if (joined := await self._joined(incarnation, step)) is not None:
+                return joined.snapshot_id, False
             await self._give_up("another snapshot has begun")
             status = await self._peers.status()
             await self._take_up(status)
@@ -181,7 +207,7 @@ class Snapshots:
                 reach("snapshot.cut")
             except Stopped:
                 raise
-            except asyncio.CancelledError:  # time is up, or the caller has gone away
+            except asyncio.CancelledError:  # time is up, or a resume has begun
                 self._work = asyncio.create_task(self._fail(snapshot, "it was not begun in time"))
                 raise
             except FAILURES as error:
@@ -192,6 +218,18 @@ class Snapshots:
             log.info("snapshot_begun", step=step, position=snapshot.cut.position)
             self._changes.wake()
             return snapshot.snapshot_id, False
+
+    async def _joined(self, incarnation: int, step: int) -> Snapshot | None:
+        """Give the trainer's own snapshot of the step if it waits for the trainer's part still.
+
+        One that has the part is not to be written to any more: it is waited for.
+        """
+        last, work = self.last, self._work
+        if last is None or work is None or (last.incarnation, last.step) != (incarnation, step):
+            return None
+        if last.under_way and ("trainer" in last.parts or last.trainer_error):
+            await asyncio.wait([work])
+        return last if last.under_way else None
 
     def _is_complete(self, found: Found, status: replay_pb2.GetReplayStatusResponse) -> bool:
         manifest = found.manifest
@@ -286,3 +324,22 @@ class Snapshots:
         else:
             self.last = snapshot
             await self._fail(snapshot, "the checkpoint coordinator was started again")
+
+
+def _refuse_late(status: replay_pb2.GetReplayStatusResponse, incarnation: int, step: int) -> None:
+    """Refuse a call that comes late before anything is ended for it.
+
+    Raises:
+        TrainerFencedError: a newer trainer has registered.
+        StepOutOfOrderError: the step is not the last committed one.
+
+    """
+    if incarnation != status.trainer_incarnation:
+        raise TrainerFencedError(
+            f"trainer {incarnation} was succeeded by {status.trainer_incarnation}"
+        )
+    if step != status.committed_step:
+        raise StepOutOfOrderError(
+            f"step {step} is not the last committed one, {status.committed_step}",
+            current_step=str(status.committed_step + 1),
+        )

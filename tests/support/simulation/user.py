@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from headrace.errors import WireError
@@ -32,10 +33,8 @@ class User(Party):
             feed_is_over = status.cursor >= self.world.row_count
             is_open = feed_is_over and status.circuit != pb.CIRCUIT_CAUSE_UNSPECIFIED
             if is_open and was_open:
-                try:
+                with suppress(WireError):  # it is as it is no more
                     yield from self._help(status)
-                except WireError:  # it is as it is no more
-                    pass
             was_open = is_open
 
     def _help(self, status: pb.GetReplayStatusResponse) -> Work:
