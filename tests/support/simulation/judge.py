@@ -139,11 +139,13 @@ class Judge:
             row = store.rows.get(session.key)
             check(row is not None, f"I8: {session.key} is recorded, and not in the store")
             assert row
-            on_line = self.model.is_on_line(row.lineage, row.version)
-            check(on_line, f"I14: {session.key} was made by {row.lineage} v{row.version}")
+            for line, version in row.made_by:
+                on_line = self.model.is_on_line(line, version)
+                check(on_line, f"I14: {session.key} was made by {line} v{version}")
+            versions = [version for _, version in row.made_by]
             check(
-                session.min_version <= row.version <= session.max_version,
-                f"I14: {session.key} was made by v{row.version}",
+                (session.min_version, session.max_version) == (min(versions), max(versions)),
+                f"I14: {session.key} was made by {row.made_by}",
             )
 
     def _dropped(self, event: journal_pb2.GroupsDropped) -> None:
@@ -167,6 +169,25 @@ class Judge:
             group = self.model.groups.get(lease.uid)
             known = group is not None and group.attempt >= lease.attempt
             check(known, f"I10: the lease of {lease.uid} is answered and not durable")
+            for draft in lease.drafts if lease.lineage == self.model.lineage else ():
+                lives = all(self.model.is_on_line(s.lineage, s.version) for s in draft.weight_spans)
+                check(lives, f"I14: {lease.uid} is to be gone on with, from a dead line")
+                self.counts["continued"] += 1
+
+    def _said_kept(self, call: Call, request: Any, answer: Any) -> None:
+        kept = iter(answer.kept_counts)
+        for progress in request.progress:
+            group = self.model.groups.get(progress.lease.uid)
+            for draft in progress.drafts:
+                count = next(kept)
+                if group is None or (group.state, group.attempt) != (
+                    RUNNING,
+                    progress.lease.attempt,
+                ):
+                    continue  # its durable state is a later one
+                known = len(group.drafts.get(draft.session, ()))
+                done = draft.session in group.sessions or progress.lineage != self.model.lineage
+                check(known >= count or done, f"I10: {count} tokens are kept, {known} are durable")
 
     def _said_sessions(self, call: Call, request: Any, answer: Any) -> None:
         for item, status in zip(request.sessions, answer.statuses, strict=True):
@@ -217,10 +238,11 @@ class Judge:
         """A batch's rows were read; all were made by weights of the trainer's line."""
         if trainer is self.world.parties.get("trainer") and self.model.lineage == trainer.lineage:
             for key, row in rows.items():
-                check(
-                    self.model.is_on_line(row.lineage, row.version) and row.version < step,
-                    f"I14: {key} was made by {row.lineage} v{row.version}, for step {step}",
-                )
+                for line, version in row.made_by:
+                    check(
+                        self.model.is_on_line(line, version) and version < step,
+                        f"I14: {key} was made by {line} v{version}, for step {step}",
+                    )
 
     def committed(self, trainer: Trainer) -> None:
         """A commit was answered: ledger and weights agree, step by step."""
@@ -238,6 +260,14 @@ class Judge:
         before = self._observed.get(key, -1)
         check(weights.id.version >= before, f"I14: v{weights.id.version} after v{before}")
         self._observed[key] = weights.id.version
+
+    def goes_on(self, uid: str, session: int, draft: prompt_pb2.Draft | None) -> None:
+        """A worker goes on with a response: each of its tokens is in its place, once."""
+        from simulation.worker import token
+
+        found = list(draft.token_ids) if draft else []
+        wanted = [token(uid, session, place) for place in range(len(found))]
+        check(found == wanted, f"I6: session {session} of {uid} is to be gone on with as {found}")
 
     def engine_failed(self, uid: str) -> None:
         """An engine raised."""
@@ -320,6 +350,9 @@ class Judge:
             same = (state, group.attempt) == (its.state, its.attempt)
             check(same, f"I1: {group.uid} is {state} {group.attempt}; events: {its}")
             if its.state in LIVE:
+                drafts = {key: len(draft.token_ids) for key, draft in group.drafts.items()}
+                same = drafts == {session: len(made) for session, made in its.drafts.items()}
+                check(same, f"I1: {group.uid} is under way with {drafts}; events: {its}")
                 sessions = sorted(group.sessions) == sorted(its.sessions)
                 check(sessions, f"I1: {group.uid} has {sorted(group.sessions)}; events: {its}")
         check(ledger.groups.fed_count == model.cursor, "I1: groups are missing in the ledger")
@@ -408,6 +441,7 @@ class Judge:
 
 _ANSWERS: Mapping[str, Callable[[Judge, Call, Any, Any], None]] = {
     "LeasePrompts": Judge._said_leases,
+    "RenewLeases": Judge._said_kept,
     "CompleteSessions": Judge._said_sessions,
     "CommitStep": Judge._said_commit,
     "RegisterPrompts": Judge._said_cursor,

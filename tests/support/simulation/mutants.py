@@ -14,7 +14,18 @@ from typing import Any
 from unittest.mock import patch
 
 from headrace.errors import WeightsUnknownError
-from headrace.replay import cutting, feeding, leasing, resuming, sampling
+from headrace.replay import (
+    base,
+    cutting,
+    draft,
+    drafts,
+    feeding,
+    groups,
+    leasing,
+    resuming,
+    sampling,
+    timeline_events,
+)
 from headrace.replay import ledger as ledger_module
 from headrace.replay.buffer import ReplayBuffer
 from headrace.replay.group import RUNNING
@@ -242,14 +253,41 @@ def _sampled_stay_sampled() -> list[Patch]:
 
 
 def _restored_cursor_kept() -> list[Patch]:
-    from headrace.replay import timeline_events
-
     kept = (*timeline_events._OF_THIS_JOURNAL, "cursor")
     return [(timeline_events, "_OF_THIS_JOURNAL", kept)]
 
 
 def _same_incarnations() -> list[Patch]:
     return [(sampling, "_first_incarnation", lambda ledger: 0)]
+
+
+def _drafts_outlive_their_line() -> list[Patch]:
+    return [(timeline_events, "cut_drafts", lambda ledger, newest: None)]
+
+
+def _repeated_tokens_kept() -> list[Patch]:
+    def wrong(piece: Any, begin: int, end: int) -> Any:
+        return piece
+
+    def grow(known: Any, piece: Any) -> None:
+        known.MergeFrom(piece)
+
+    return [(draft, "stretch", wrong), (groups, "grow", grow)]
+
+
+def _old_drafts_gone_on_with() -> list[Patch]:
+    return [(drafts, "drop_unusable", lambda ledger, settings, chosen, **more: None)]
+
+
+def _drafts_not_compacted() -> list[Patch]:
+    right = base._to_stored
+
+    def wrong(table: Any, group: Any) -> Any:
+        stored = right(table, group)
+        stored.ClearField("drafts")
+        return stored
+
+    return [(base, "_to_stored", wrong)]
 
 
 MUTANTS = (
@@ -278,4 +316,8 @@ MUTANTS = (
     Mutant("what a dead trainer had sampled stays sampled", "I3", _sampled_stay_sampled),
     Mutant("a restored ledger keeps the lost journal's cursor", "I12", _restored_cursor_kept),
     Mutant("trainers of two journals have the same number", "I6", _same_incarnations),
+    Mutant("drafts outlive their time line", "I14", _drafts_outlive_their_line),
+    Mutant("tokens that are reported twice are kept twice", "I6", _repeated_tokens_kept),
+    Mutant("drafts past the threshold are gone on with", "I7", _old_drafts_gone_on_with),
+    Mutant("compaction forgets drafts", "I1", _drafts_not_compacted),
 )

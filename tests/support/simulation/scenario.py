@@ -65,6 +65,9 @@ class Scenario:
     compact_every: int
     """Events."""
     keep_settled: int
+    drafts: bool
+    """Whether responses take time, are made by whatever weights the engine has then, and are
+    reported on the way."""
     faults: Faults
     fault_ticks: int
     """Faults stop after so many ticks."""
@@ -132,6 +135,8 @@ def scenario(seed: int) -> Scenario:
         compact_every=draw.choice([40, 120, 10**9]),
         # Without checkpoints a trainer can be followed only as long as nothing is forgotten.
         keep_settled=draw.choice([0, 3, 1000]) if save_freq else 1000,
+        # By a die of its own: the others fall as they did before there were any.
+        drafts=random.Random(f"drafts {seed}").random() < 0.4,
         faults=_faults(draw),
         fault_ticks=draw.choice([2000, 4000, 6000]),
         heal_limit=60_000,

@@ -29,8 +29,15 @@ class Row:
     """One trajectory, as far as it matters here."""
 
     lineage: str
-    """Of the weights that made it."""
+    """Of the weights that made it, or its last token."""
     version: int
+    earlier: tuple[tuple[str, int], ...] = ()
+    """Those that made tokens before, (lineage, version)."""
+
+    @property
+    def made_by(self) -> tuple[tuple[str, int], ...]:
+        """All weights that made a token of it."""
+        return (*self.earlier, (self.lineage, self.version))
 
 
 @dataclass

@@ -6,11 +6,12 @@ What its engine makes is a pure function of prompt and session, but for the weig
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from headrace.errors import KeyExistsError, WeightsUnknownError
 from headrace.trajectory.key import TrajectoryKey
-from headrace.v1 import prompt_pb2
+from headrace.v1 import prompt_pb2, trajectory_pb2
 from headrace.v1 import replay_pb2 as pb
 from simulation.engine import PAUSE, TICK_S, Party, Work
 from simulation.store import Row
@@ -103,6 +104,7 @@ class Worker(Party):
     ) -> Work:
         """Make the missing sessions of some leases, put them, complete them."""
         hands_back = self.world.faults_on and self.rng.random() < 0.03
+        make = self._make_slowly if self.world.scenario.drafts else self._make
         rows: dict[str, Row] = {}
         items: list[pb.CompletedSession] = []
         for lease in leases:
@@ -121,9 +123,13 @@ class Worker(Party):
                 if self._fails(lease):
                     failed = True
                     continue
+                made = yield from make(lease, session, leased_with)
+                if made is None:
+                    hands_back = True
+                    continue
                 key = TrajectoryKey(lease.uid, session, 0, lease.lineage, lease.attempt)
-                rows[str(key)] = Row(weights.id.lineage, weights.id.version)
-                items.append(_completed(lease, session, weights.id.version))
+                rows[str(key)] = Row(*made[-1], tuple(dict.fromkeys(made[:-1])))
+                items.append(_completed(lease, session, made))
             if failed:
                 end = pb.LEASE_END_FAILED
                 ends.append(pb.EndedLease(lease=_ref(lease), end=end, error="the engine raised"))
@@ -142,6 +148,48 @@ class Worker(Party):
             if pb.LEASE_STATUS_STORE_CHANGED not in answer.statuses:
                 return
             yield ("sleep", 10)
+
+    def _make(self, lease: Any, session: int, leased_with: prompt_pb2.WeightsId) -> Work:
+        """Make a response at once; give the weights, (lineage, version), of each token."""
+        assert self._weights
+        yield from ()
+        return [(self._weights.id.lineage, self._weights.id.version)]
+
+    def _make_slowly(self, lease: Any, session: int, leased_with: prompt_pb2.WeightsId) -> Work:
+        """Go on with what there is, by whatever weights there are then; say how far it has come.
+
+        Gives None if the lease was lost, or the weights are of another line.
+        """
+        [draft] = [each for each in lease.drafts if each.session == session] or [None]
+        made = [(s.lineage, s.version) for s in _spans(draft) for _ in range(s.begin, s.end)]
+        self.world.judge.goes_on(lease.uid, session, draft)
+        kept = len(made)
+        for _ in range(1 + int(self.rng.random() * 4)):
+            yield PAUSE
+            weights = self._weights
+            assert weights
+            if not self.suits(weights.id, lease.lineage, leased_with):
+                return None
+            made.append((weights.id.lineage, weights.id.version))
+            if self.rng.random() < 0.4:
+                # From time to time something is told twice.
+                begin = max(0, kept - int(self.rng.random() * 2))
+                piece = _piece(lease.uid, session, begin, made)
+                progress = pb.LeaseProgress(
+                    lease=_ref(lease), lineage=lease.lineage, drafts=[piece]
+                )
+                request = pb.RenewLeasesRequest(
+                    worker_id=self.worker_id, leases=[_ref(lease)], progress=[progress]
+                )
+                answer = yield from self.ask("replay", "RenewLeases", request)
+                if answer.statuses[0] == pb.LEASE_STATUS_LOST:
+                    return None
+                [kept] = answer.kept_counts
+        yield PAUSE
+        if not self.suits(weights.id, lease.lineage, leased_with):
+            return None
+        made.append((weights.id.lineage, weights.id.version))  # the stop token is never reported
+        return made
 
     @staticmethod
     def suits(
@@ -164,11 +212,37 @@ def reward_of(uid: str, session: int) -> float:
     return 1.0 if flat else float(session)
 
 
+def token(uid: str, session: int, place: int) -> int:
+    """Give the token at a place of a session's response."""
+    return zlib.crc32(f"{uid}:{session}:{place}".encode()) % 2**20
+
+
+def _spans(draft: prompt_pb2.Draft | None) -> Sequence[trajectory_pb2.WeightSpan]:
+    return draft.weight_spans if draft else ()
+
+
+def _piece(uid: str, session: int, begin: int, made: Sequence[tuple[str, int]]) -> prompt_pb2.Draft:
+    """Shape what a report says of a session from a place on: a span per token."""
+    places = range(begin, len(made))
+    return prompt_pb2.Draft(
+        session=session,
+        offset=begin,
+        token_ids=[token(uid, session, place) for place in places],
+        logprobs=[-1.0 for _ in places],
+        weight_spans=[
+            trajectory_pb2.WeightSpan(
+                lineage=made[place][0], version=made[place][1], begin=place, end=place + 1
+            )
+            for place in places
+        ],
+    )
+
+
 def _ref(lease: Any) -> pb.LeaseRef:
     return pb.LeaseRef(uid=lease.uid, attempt=lease.attempt)
 
 
-def _completed(lease: Any, session: int, version: int) -> pb.CompletedSession:
+def _completed(lease: Any, session: int, made: Sequence[tuple[str, int]]) -> pb.CompletedSession:
     return pb.CompletedSession(
         lease=_ref(lease),
         record=prompt_pb2.SessionRecord(
@@ -177,9 +251,9 @@ def _completed(lease: Any, session: int, version: int) -> pb.CompletedSession:
             attempt=lease.attempt,
             trajectory_count=1,
             size_bytes=ROW_BYTES,
-            token_count=1,
+            token_count=len(made),
             reward=reward_of(lease.uid, session),
-            min_version=version,
-            max_version=version,
+            min_version=min(version for _, version in made),
+            max_version=max(version for _, version in made),
         ),
     )
