@@ -128,7 +128,8 @@ class Worker(Party):
                     hands_back = True
                     continue
                 key = TrajectoryKey(lease.uid, session, 0, lease.lineage, lease.attempt)
-                rows[str(key)] = Row(*made[-1], tuple(dict.fromkeys(made[:-1])))
+                line, version = made[-1]
+                rows[str(key)] = Row(line, version, tuple(dict.fromkeys(made[:-1])))
                 items.append(_completed(lease, session, made))
             if failed:
                 end = pb.LEASE_END_FAILED
@@ -186,6 +187,8 @@ class Worker(Party):
                     return None
                 [kept] = answer.kept_counts
         yield PAUSE
+        weights = self._weights
+        assert weights
         if not self.suits(weights.id, lease.lineage, leased_with):
             return None
         made.append((weights.id.lineage, weights.id.version))  # the stop token is never reported
