@@ -10,6 +10,7 @@ from pathlib import Path
 from headrace.config.config import Config
 from headrace.config.load import load_config
 from headrace.config.vllm import VllmEngine
+from headrace.config.vllm_server import VllmServerEngine
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ def preflight(path: Path, overrides: Sequence[str]) -> Checked:
     from headrace.feeder.sources.load import open_data
     from headrace.feeder.sources.stream import StreamRows
     from headrace.rollout.engines.vllm_import import check_section
+    from headrace.rollout.engines.vllm_server.access import read_access
     from headrace.rollout.rewards.make import check_rewards
     from headrace.rpc.security import Security
     from headrace.tokenizer.load import load_tokenizer
@@ -49,6 +51,8 @@ def preflight(path: Path, overrides: Sequence[str]) -> Checked:
     data = open_data(config.data)
     load_tokenizer(config.model)
     check_rewards(config.reward)
+    if isinstance(config.rollout.engine, VllmServerEngine):
+        read_access(config.rollout.engine)
     if config.checkpoint.storage is not None:
         storage_of(config)
     warnings = config.warnings()

@@ -201,12 +201,13 @@ class Config(Section):
 
     def _check_vllm(self) -> None:
         engine = self.rollout.engine
-        if not isinstance(engine, VllmEngine):
+        if not isinstance(engine, VllmEngine | VllmServerEngine):
             return
         need = self.data.max_prompt_length + self.data.max_response_length
-        if engine.max_model_len is not None and engine.max_model_len < need:
+        room = engine.max_model_len if isinstance(engine, VllmEngine) else None
+        if room is not None and room < need:
             msg = (
-                f"rollout.engine.max_model_len = {engine.max_model_len} is less than "
+                f"rollout.engine.max_model_len = {room} is less than "
                 f"data.max_prompt_length + data.max_response_length = {need}: leave it out"
             )
             raise ValueError(msg)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import random
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,6 +56,7 @@ class VllmServerEngine:
     Args:
         config: The engine's section.
         servers: One for each of its URLs.
+        now: Seconds of a monotonic clock.
         sleep: How time passes.
         jitter: Uniform in [0, 1).
 
@@ -67,11 +69,13 @@ class VllmServerEngine:
         config: VllmServerEngineConfig,
         servers: Sequence[Server],
         *,
+        now: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         jitter: Callable[[], float] = random.random,
     ) -> None:
         self._config = config
         self._servers = servers
+        self._now = now
         self._sleep = sleep
         self._jitter = jitter
         self._seats = Seats(servers, per_server=config.max_requests_in_flight)
@@ -82,6 +86,8 @@ class VllmServerEngine:
         for server in servers:
             server.when_changed(self._settle)
         self._had_any = False
+        self._bringing_since: float | None = None
+        self._brought_s = 0.0
 
     async def start(self) -> None:
         """Ask what the servers are, and begin to look after them.
@@ -126,11 +132,13 @@ class VllmServerEngine:
 
     def status(self) -> EngineStatus:
         """Say what was done so far, at all servers."""
+        since = self._bringing_since
         gaps = [server.probe_gap for server in self._servers if server.probe_gap is not None]
         return EngineStatus(
             generated_token_count=sum(server.generated_token_count for server in self._servers),
             aborted_token_count=sum(server.aborted_token_count for server in self._servers),
             probe_gap=max(gaps, default=None),
+            held_back_s=self._brought_s + (0 if since is None else self._now() - since),
             room=self._seats.room,
         )
 
@@ -143,9 +151,7 @@ class VllmServerEngine:
         """
         target = _Target(weights, await asyncio.to_thread(_read_probe, weights))
         before, self._target = self._target, target
-        outcomes = await asyncio.gather(
-            *(self._bring(server) for server in self._servers), return_exceptions=True
-        )
+        outcomes = await self._bring_all()
         failed: list[EngineError] = []
         for outcome in outcomes:
             if isinstance(outcome, EngineError):
@@ -159,6 +165,16 @@ class VllmServerEngine:
             if isinstance(outcome, EngineError):
                 log.warning("server_without_weights", server=server.name, why=str(outcome))
                 server.leave(str(outcome))
+
+    async def _bring_all(self) -> list[BaseException | None]:
+        self._bringing_since = self._now()
+        try:
+            return await asyncio.gather(
+                *(self._bring(server) for server in self._servers), return_exceptions=True
+            )
+        finally:
+            self._brought_s += self._now() - self._bringing_since
+            self._bringing_since = None
 
     async def _bring(self, server: Server) -> None:
         """Bring what is wanted now, which may be other than it was when this was asked for."""

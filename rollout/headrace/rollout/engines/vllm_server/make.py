@@ -1,4 +1,4 @@
-"""Makes the engine out of its section of the configuration. Reads the key and the certificates."""
+"""Makes the engine out of its section of the configuration."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ import secrets
 from collections.abc import Awaitable, Callable
 
 from headrace.config.vllm_server import VllmServerEngine as VllmServerEngineConfig
-from headrace.rollout.access import read_certificates, read_token
+from headrace.rollout.engines.vllm_server.access import read_access
 from headrace.rollout.engines.vllm_server.calls import Calls
 from headrace.rollout.engines.vllm_server.engine import VllmServerEngine
 from headrace.rollout.engines.vllm_server.server import Server
 from headrace.rollout.engines.vllm_server.sync import Sync
-
-_SECTION = "rollout.engine"
 
 
 def make(
@@ -39,8 +37,7 @@ def make(
         UsageError: The key or the certificates cannot be read.
 
     """
-    key = read_token(config.api_key_file, key=f"{_SECTION}.api_key_file")
-    certificates = read_certificates(config.ca_file, key=f"{_SECTION}.ca_file")
+    key, certificates = read_access(config)
     owner = secrets.token_hex(8)
 
     def server(url: str) -> Server:
