@@ -281,6 +281,9 @@ def test_a_full_disk_is_the_cause_when_nothing_can_be_logged(tmp_path: Path) -> 
 
     assert cause_of(log, free=lambda _folder: 4096) == f"the disk of {tmp_path} is full"
     assert cause_of(log) == "an older one"
+    assert cause_of(LogTail(tmp_path / "gone" / "store.log")) == (
+        f"{tmp_path}/gone: No such file or directory"
+    )
 
 
 async def test_a_process_that_never_announces_itself_is_given_up(run: Run) -> None:

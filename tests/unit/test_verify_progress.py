@@ -28,7 +28,7 @@ def test_before_the_first_step_it_is_said_what_takes_its_time() -> None:
     assert progress_in_words(status, ()) == "step 0/60: the first step is being trained"
 
 
-def test_later_only_saving_and_resuming_are_said() -> None:
+def test_later_it_is_said_what_is_between_two_steps() -> None:
     status = pb.GetReplayStatusResponse(total_steps=60, committed_step=5)
     status.latest_weights.id.version = 5
     assert progress_in_words(status, ()) == "step 5/60"
@@ -36,6 +36,12 @@ def test_later_only_saving_and_resuming_are_said() -> None:
     status.snapshot.step = 5
     assert progress_in_words(status, ()) == "step 5/60: saving step 5"
 
+    assert progress_in_words(status, ["trainer"]) == "step 5/60: starting trainer"
+    status.ClearField("snapshot")
+    status.committed_step = 60
+    assert progress_in_words(status, ()) == "step 60/60: ending the run"
+
+    status.committed_step = 5
     status.resume.CopyFrom(
         resume_pb2.ResumeState(phase=resume_pb2.RESUME_PHASE_WARMUP, step=5, lineage="l1")
     )

@@ -1,6 +1,6 @@
 """Why a process died, as far as anybody can tell.
 
-It says so itself, in its log, unless the disk that the log lies on is what is full.
+It says so itself, in its log, unless the disk that the log lies on is what is full or gone.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ def cause_of(log: LogTail, *, free: Callable[[Path], int] = free_bytes) -> str:
 
     """
     folder = log.path.parent
-    if free(folder) < ENOUGH_BYTES:
-        return f"the disk of {folder} is full"
-    return log.last_error()
+    try:
+        is_full = free(folder) < ENOUGH_BYTES
+    except OSError as error:
+        return f"{folder}: {error.strerror}"
+    return f"the disk of {folder} is full" if is_full else log.last_error()

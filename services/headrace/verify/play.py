@@ -177,7 +177,8 @@ class _Game:
                 await self._progress()
             await self._kill(kill.process)
             self._strikes.killed[kill.process] += 1
-        self._report(f"{len(kills)} random kills are done")
+        if kills:
+            self._report(f"{len(kills)} random kills are done")
 
     async def _under_way(self) -> None:
         while self._recorder.last.committed_step < 1:  # noqa: ASYNC110 (no event for it)
@@ -225,9 +226,15 @@ class _Game:
                 self._report(self._where())
 
     def _where(self) -> str:
-        starting = self._supervisor.kept - self._supervisor.addresses.all.keys()
-        killed = sum(self._strikes.killed.values())
-        return (
-            f"{progress_in_words(self._recorder.last, starting)}, {killed} of {len(self._strikes.kills)} random kills, "
-            f"{len(self._strikes.reached)} points reached"
-        )
+        # The announcement of an earlier life is removed when a process is started again.
+        starting = [
+            name
+            for name in self._supervisor.kept
+            if not self._directory.endpoint_file(name).exists()
+        ]
+        parts = [progress_in_words(self._recorder.last, starting)]
+        if kills := len(self._strikes.kills):
+            parts.append(f"{sum(self._strikes.killed.values())} of {kills} random kills")
+        if reached := len(self._strikes.reached):
+            parts.append(f"{reached} points reached")
+        return ", ".join(parts)

@@ -13,29 +13,27 @@ def progress_in_words(status: replay_pb2.GetReplayStatusResponse, starting: Coll
 
     Args:
         status: What the replay buffer said last; an empty one before it said anything.
-        starting: The processes that have not announced themselves yet.
+        starting: The processes that are being started, for the first time or again.
 
     """
+    doing = f"starting {', '.join(sorted(starting))}" if starting else _doing(status)
     if not status.total_steps:
-        return _beginning(starting) or "opening the data set"
-    doing = _doing(status, starting)
+        return doing
     done = f"step {status.committed_step}/{status.total_steps}"
     return f"{done}: {doing}" if doing else done
 
 
-def _doing(status: replay_pb2.GetReplayStatusResponse, starting: Collection[str]) -> str:
+def _doing(status: replay_pb2.GetReplayStatusResponse) -> str:
+    if not status.total_steps:
+        return "opening the data set"
     if status.HasField("resume") and not is_open(status.resume):
         return resume_in_words(status.resume)
     if status.HasField("snapshot"):
         return f"saving step {status.snapshot.step}"
     if status.committed_step:
-        return ""
+        return "ending the run" if status.committed_step == status.total_steps else ""
     if not status.HasField("latest_weights"):
-        return _beginning(starting) or "the trainer makes its model and publishes weights 0"
+        return "the trainer makes its model and publishes weights 0"
     if status.counts.sampled:
         return "the first step is being trained"
     return f"the first rollouts are being made, {status.counts.finished} groups are finished"
-
-
-def _beginning(starting: Collection[str]) -> str:
-    return f"starting {', '.join(sorted(starting))}" if starting else ""
