@@ -120,7 +120,8 @@ class EndpointsConfig(Section):
     trainer: str | None = None
     """The trainer; workers need it with `weights.transport: grpc`."""
     checkpoint: str | None = None
-    """The checkpoint coordinator; the trainer needs it where `trainer.save_freq` is set."""
+    """The checkpoint coordinator; the trainer needs it where `trainer.save_freq` is set, and from the
+    replay buffer's configuration tools learn where it is."""
     bind_host: str = "127.0.0.1"
     """The address that services listen on; with `security.token_file` and `security.tls` set, it
     may be another one than loopback."""
