@@ -16,7 +16,6 @@ from ledger_world import settings
 from replay_resumes import OPEN
 from replay_server import Replay, replay_server
 
-from headrace.config.wish import name_resume
 from headrace.errors import CannotResumeError
 from headrace.feeder.order import Order
 from headrace.feeder.prompts import Prompts
@@ -25,7 +24,6 @@ from headrace.feeder.supply import NumberedSupply
 from headrace.replay.settings import LedgerSettings
 from headrace.rpc.status import error_from
 from headrace.v1 import replay_pb2 as pb
-from headrace.v1 import resume_pb2
 
 RULES = settings(window_size=8, saves=True, total_steps=3)
 LINEAGE = "l0"
@@ -195,32 +193,6 @@ async def test_a_repeat_of_the_roll_back_after_the_end_changes_nothing(tmp_path:
         await replay.roll_back()
         now = await replay.status()
         assert (now.ended, now.total_steps) == (True, 3)
-
-
-async def test_nobody_is_sent_home_from_a_run_that_is_still_to_go_back(
-    opened: OpenJournal,
-) -> None:
-    async with replay_server(opened(), RULES) as replay:
-        await ended(replay)
-        replay.buffer.wish = "back"
-        wanted = pb.AwaitWeightsRequest(newer_than=replay.weights(3))
-        assert not (await replay.stub.AwaitWeights(wanted)).ended
-        assert not (await replay.lease_with(replay.weights(3))).ended
-        assert not (await demand(replay)).ended
-
-        name = name_resume("back", resume_pb2.ResumeState(), "x")
-        trainer = await replay.begin_resume(1, name)
-        await replay.to_ledger(name)
-        await replay.roll_back(name=name)
-        last = (await replay.status()).resume
-        name = name_resume("back", last, "y")
-        trainer = await replay.begin_resume(1, name)
-        await replay.until_phase(trainer, 1, OPEN, name=name)
-        await replay.train(trainer, 2, 3)
-        await replay.stub.EndRun(pb.EndRunRequest(incarnation=trainer))
-
-        assert (await replay.stub.AwaitWeights(wanted)).ended
-        assert (await demand(replay)).ended
 
 
 async def test_a_run_begins_again_from_the_first_row(opened: OpenJournal) -> None:

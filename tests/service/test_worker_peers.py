@@ -89,6 +89,29 @@ async def test_newer_weights_are_used_at_once_though_a_call_still_waits_with_the
     assert versions[:2] == [0, 1]
 
 
+async def test_a_worker_at_the_end_of_the_run_works_again_when_a_resume_goes_back_behind_it(
+    world: World,
+) -> None:
+    await world.publish(0)
+    await world.start(pauses=lambda seconds: asyncio.sleep(min(seconds, 0.05)))
+    await world.ledger.until(lambda: world.ledger.requests("LeasePrompts"))
+    world.ledger.ended = True
+    await world.ledger.notify()
+    await eventually(lambda: world.worker.weights.ended)
+    assert waits_of(world) == []
+    asked = len(world.ledger.requests("LeasePrompts"))
+    looks = len(world.ledger.requests("AwaitWeights"))
+    await world.ledger.until(lambda: len(world.ledger.requests("AwaitWeights")) > looks + 2)
+    assert len(world.ledger.requests("LeasePrompts")) == asked
+
+    world.ledger.ended = False
+    world.ledger.feed("e0r0")
+    await world.publish(1)
+
+    await world.ledger.until(lambda: world.ledger.is_whole("e0r0"))
+    assert {s.record.min_version for s in completed(world)} == {1}
+
+
 async def test_nothing_is_leased_with_weights_that_are_not_what_was_published(
     world: World,
 ) -> None:

@@ -60,8 +60,6 @@ class Leases:
         waits: Waits,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self.ended = False
-        """The run is over: nothing will ever be leased again."""
         self.blocked_by = ""
         """Why the last call got nothing."""
         self._worker_id = worker_id
@@ -83,13 +81,13 @@ class Leases:
         """What a call failed with that was not foreseen, or that only the user can change."""
 
     async def run(self) -> None:
-        """Lease until the run is over.
+        """Lease whenever there is room, while the run is on.
 
         Raises:
             UsageError: The ledger does not speak with this worker.
 
         """
-        while not self.ended:
+        while True:
             if self._pause.left_s > 0:
                 with self._waits.waiting(
                     "pause after a failure", owner="worker", ends_when="its time is over"
@@ -98,9 +96,13 @@ class Leases:
             if self._broken is not None:
                 raise self._broken
             weights, room = self._weights.current, self._room()
-            if weights is not None and room > 0 and weights.checksum not in self._calls.values():
+            if weights is not None and room > 0 and self._is_free(weights):
                 self._start_call(weights, min(room, self._most_per_call))
             await self._changes.wait()
+
+    def _is_free(self, weights: prompt_pb2.PublishedWeights) -> bool:
+        """Whether there is something to be asked with these weights, and no call does already."""
+        return not self._weights.ended and weights.checksum not in self._calls.values()
 
     async def settle(self) -> None:
         """Wait for the calls under way, so that no lease is granted to nobody."""
@@ -142,7 +144,8 @@ class Leases:
             log.warning("no_lease", error=str(error))
             self._pause.fail()
             return
-        self.ended = self.ended or answer.ended
+        if answer.ended:
+            self._weights.note_end(True)
         self.blocked_by = answer.blocked_by
         if answer.go_home:
             self._go_home()

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 POLL_S: Final = 5.0
 """How long one call waits for newer weights."""
+END_PAUSE_S: Final = 2.0
+"""Pause between two looks at whether a run that is over goes on."""
 
 log = get_logger()
 
@@ -66,7 +68,7 @@ class Weights:
         self.current: prompt_pb2.PublishedWeights | None = None
         """Loaded and confirmed; None before the first, and if the engine has lost them."""
         self.ended = False
-        """The run is over: there will be no others."""
+        """The run is over: there are no others, unless a resume goes back behind the end."""
         self._engine = engine
         self._replay = replay
         self._stub = stub
@@ -89,7 +91,12 @@ class Weights:
         self._lost()
 
     async def run(self) -> None:
-        """Follow until the run is over or the worker stops."""
+        """Follow until the worker stops."""
+        while await self._follow():
+            await self._sleep(END_PAUSE_S)
+
+    async def _follow(self) -> bool:
+        """Follow until the run is over or the worker stops; say whether it is over."""
         with ExitStack() as trouble:
             wait: Waiting | None = None
             while (weights := await self._newest()) is not None:
@@ -105,6 +112,7 @@ class Weights:
                 else:
                     trouble.close()
                     wait = None
+        return self.ended
 
     async def _newest(self) -> prompt_pb2.PublishedWeights | None:
         """Wait for other ones than the current; None once there is nothing to wait for."""
@@ -121,12 +129,17 @@ class Weights:
                 log.warning("no_news_of_weights", error=str(error))
                 await self._hold_back()
                 continue
+            self.note_end(answer.ended)
             if answer.ended:
-                self.ended = True
-                self._changes.notify()
                 return None
             if answer.HasField("weights"):
                 return answer.weights
+
+    def note_end(self, ended: bool) -> None:
+        """Note whether the run is over, as the ledger last said."""
+        if ended != self.ended:
+            self.ended = ended
+            self._changes.notify()
 
     async def _take(self, weights: prompt_pb2.PublishedWeights) -> None:
         """Have them here, and loaded.

@@ -348,7 +348,7 @@ class Worker:
         if self._groups:
             owner = f"{self.engine.kind} engine"
             return _Situation("engine", owner, "a group is generated, scored and stored", False)
-        if self._leases.ended or self.weights.ended:
+        if self.weights.ended:
             return None
         if self.weights.current is None:
             return _Situation("weights", "trainer", "weights are published and loaded", True)

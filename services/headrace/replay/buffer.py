@@ -11,7 +11,6 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import TypeAlias, TypeVar
 
-from headrace.config.wish import AUTO, is_fulfilled
 from headrace.errors import NotReadyError, WriterFencedError
 from headrace.replay import leasing, resuming
 from headrace.replay.deadlines import LeaseDeadlines
@@ -22,7 +21,7 @@ from headrace.replay.peers import Peers
 from headrace.replay.polls import Alike, LongPolls, Look, unlike_others
 from headrace.replay.settings import LedgerSettings
 from headrace.replay.workers import Workers
-from headrace.v1 import journal_pb2, resume_pb2
+from headrace.v1 import journal_pb2
 
 _T = TypeVar("_T")
 
@@ -63,18 +62,10 @@ class ReplayBuffer:
         self.phase_times: dict[str, float] = {}
         """When the phases of the resume `phases_of` began, Unix seconds; for people."""
         self.phases_of = ""
-        self.wish = AUTO
-        """What `resume` asks for beyond going on."""
         self.peers = Peers()
         """Where the others listen."""
         self._observe = observe
         self._polls = LongPolls(asked=self.commit, stopping=stopping)
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the run has ended, and is not asked to go back behind its end."""
-        last = self.ledger.resume or resume_pb2.ResumeState()
-        return bool(self.ledger.ended_by) and is_fulfilled(self.wish, last)
 
     def take_up(self) -> None:
         """Go on from the ledger that was loaded, by this life's settings: T may be smaller now.

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 import grpc
 
 from headrace.config.config import Config
-from headrace.config.wish import wish_of
 from headrace.errors import HeadraceError, NotReadyError, UsageError, WriterFencedError
 from headrace.log import get_logger
 from headrace.replay.audit import balance_violations
@@ -116,7 +115,6 @@ def _make_buffer(
         observe=metrics.happened,
     )
     buffer.cut_keeps_settled = config.journal.keep_settled
-    buffer.wish = wish_of(config.resume)
     buffer.peers.run_dir = str(config.run.run_dir or "")
     buffer.peers.take(config.endpoints)
     buffer.take_up()

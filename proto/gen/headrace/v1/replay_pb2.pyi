@@ -260,7 +260,9 @@ class AwaitDemandResponse(_message.Message):
     cursor: _builtins.int
     """The next ordinal."""
     ended: _builtins.bool
-    """Nothing will ever be wanted again, but for the surplus."""
+    """Nothing is wanted any more but for the surplus, unless a resume goes back
+    behind the end.
+    """
     surplus_count: _builtins.int
     """Once ended: rows left over after the last whole batch. They are to be
     registered as dropped (surplus), so that every row is accounted for.
@@ -477,7 +479,7 @@ class LeasePromptsResponse(_message.Message):
     BLOCKED_BY_FIELD_NUMBER: _builtins.int
     GO_HOME_FIELD_NUMBER: _builtins.int
     ended: _builtins.bool
-    """Nothing will ever be leased again: the run is over."""
+    """The run is over: nothing is leased, unless a resume goes back behind the end."""
     blocked_by: _builtins.str
     """Why there was no work, in words; empty if there was."""
     go_home: _builtins.bool
@@ -859,7 +861,7 @@ class AwaitWeightsResponse(_message.Message):
     WEIGHTS_FIELD_NUMBER: _builtins.int
     ENDED_FIELD_NUMBER: _builtins.int
     ended: _builtins.bool
-    """The run is over."""
+    """The run is over. A resume may go back behind the end: ask again later."""
     @_builtins.property
     def weights(self) -> _prompt_pb2.PublishedWeights:
         """Unset if nothing newer came."""

@@ -41,8 +41,8 @@ class FeederCalls(Calls):
             return pb.AwaitDemandResponse(
                 demand=feeding.demand(self._ledger, self._settings),
                 cursor=self._ledger.cursor,
-                ended=self._buffer.is_over,
-                surplus_count=feeding.surplus_count(self._ledger) if self._buffer.is_over else 0,
+                ended=bool(self._ledger.ended_by),
+                surplus_count=feeding.surplus_count(self._ledger),
             )
 
         def look() -> pb.AwaitDemandResponse | None:

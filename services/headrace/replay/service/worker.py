@@ -41,7 +41,7 @@ class WorkerCalls(Calls):
 
         def look() -> pb.LeasePromptsResponse | None:
             nonlocal blocked_by
-            if self._buffer.is_over:
+            if self._ledger.ended_by:
                 return pb.LeasePromptsResponse(ended=True)
             leasing.check_weights(self._ledger, request.weights, request.weights_checksum)
             self._confirm(request)
@@ -187,7 +187,7 @@ class WorkerCalls(Calls):
 
         def look() -> pb.AwaitWeightsResponse | None:
             latest = self._ledger.latest_weights
-            if self._buffer.is_over:
+            if self._ledger.ended_by:
                 return pb.AwaitWeightsResponse(ended=True)
             if latest is None or (has is not None and latest.id == has):
                 return None
