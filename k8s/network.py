@@ -31,8 +31,8 @@ def policy(name: str, pods: dict[str, Any], **rules: Any) -> dict[str, Any]:
         "metadata": {"name": name},
         "spec": {
             "podSelector": pods,
-            "policyTypes": [kind.capitalize() for kind in rules],
-            **rules,
+            "policyTypes": [way.capitalize() for way in rules],
+            **{way: rule for way, rule in rules.items() if rule},
         },
     }
 

@@ -27,7 +27,7 @@ OVERLAY = os.environ.get("HEADRACE_K8S_OVERLAY", "legacy-1.20")
 VOLUMES = Path("/var/lib/headrace")
 OWNERS = {"redis": 10002, "store": 10001, "checkpoints": 10001}
 """Of the directories that legacy-1.20 has as volumes."""
-STEPS = 400
+STEPS = 600
 """More than go by while everything is killed and moved."""
 SEED = 7
 ONCE = ["redis-0", "replay-0", "feeder-0", "store-0", "checkpoint-0"]
@@ -169,11 +169,8 @@ def guide(tmp_path: Path) -> Iterator[Guide]:
     forget()
 
 
-def test_a_run_of_the_docs_survives_its_pods_and_ends(guide: Guide) -> None:
-    chance = random.Random(SEED)
-    guide.until("--replicas=1")
-    assert len(pods("rollout")) == 1
-    wait_for_steps(3)
+def restart(chance: random.Random) -> None:
+    """Delete each pod once, at a random moment; the trainer's as if its node were lost."""
     for pod in [*ONCE, *pods("rollout")]:
         time.sleep(chance.uniform(0, 5))
         kubectl("delete", "pod", pod, "--wait=false")
@@ -183,7 +180,54 @@ def test_a_run_of_the_docs_survives_its_pods_and_ends(guide: Guide) -> None:
     now = wait_for("a resume", lambda now: resumes(now) > resumes(before))
     assert int(now["resume"]["step"]) >= int(before["saved_step"])
     wait_for_steps(3)
-    guide.until("checkpoints verify")
+
+
+def roll() -> None:
+    """Roll everything while it works; then workers that never become ready hold up nobody."""
+    kubectl("rollout", "restart", "statefulset", "deployment")
+    for workload in ["statefulset/" + pod.removesuffix("-0") for pod in ONCE]:
+        kubectl("rollout", "status", workload, "--timeout=10m")
+    kubectl("rollout", "status", "deployment/rollout", "--timeout=10m")
+    wait_for_steps(3)
+    wrong = {"op": "add", "path": "/spec/template/spec/containers/0/args/-", "value": "rollout.n=0"}
+    for change in (
+        ["set", "image", "deployment/rollout", "headrace=headrace-rollout:none"],
+        ["patch", "deployment", "rollout", "--type=json", "-p", json.dumps([wrong])],
+    ):
+        serving = pods("rollout")
+        kubectl(*change)
+        wait_for_steps(5)
+        assert set(serving) < set(pods("rollout"))
+        kubectl("rollout", "undo", "deployment/rollout")
+        kubectl("rollout", "status", "deployment/rollout", "--timeout=10m")
+
+
+def drain() -> None:
+    """Drain the node, with all that is on it, and let it be used again."""
+    [node] = kubectl("get", "nodes", "-o", "name").splitlines()
+    before = wait_for("an answer", bool)
+    kubectl("drain", node, "--delete-emptydir-data", "--timeout=5m", "--pod-selector",
+            "app.kubernetes.io/part-of=headrace")  # fmt: skip
+    kubectl("uncordon", node)
+    wait_for("a resume", lambda now: resumes(now) > resumes(before))
+    wait_for_steps(3)
+
+
+def test_a_run_of_the_docs_survives_its_pods_and_ends(guide: Guide) -> None:
+    guide.until("--replicas=4")
+    assert len(pods("rollout")) == 4
+    guide.until("--replicas=1")
+    wait_for("three workers to have gone", lambda _: len(pods("rollout")) == 1)
+    wait_for_steps(3)
+    restart(random.Random(SEED))
+    roll()
+    drain()
+    before = wait_for("an answer", bool)
+    guide.until("delete job trainer")
+    now = wait_for("a resume", lambda now: resumes(now) > resumes(before))
+    assert int(now["resume"]["step"]) >= int(before["committed_step"]), "its step was not saved"
+    wait_for_steps(3)
+    guide.until("port-forward")
     assert guide.is_read
     ended = status()
     assert ended["ended"]

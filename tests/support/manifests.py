@@ -245,8 +245,7 @@ def probes(manifests: list[Object]) -> Iterator[str]:
         if name_of(workload) == "redis":
             continue
         for probe in filter(None, found[:2]):
-            asks = probe.get("grpc", {}).get("service") or probe.get("exec", {}).get("command", ())
-            if "live" not in str(asks):
+            if probe.get("grpc", {}).get("service") != "live" and "tcpSocket" not in probe:
                 yield f"{name_of(workload)} is restarted when it is not ready"
 
 
