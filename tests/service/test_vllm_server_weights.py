@@ -310,3 +310,41 @@ async def test_weights_of_another_line_take_the_place_of_later_ones(
         await asyncio.gather(*engine.generate([asked]))
 
     assert spans(asked) == [("l1", 5, 0, 12)]
+
+
+async def test_a_server_that_another_worker_brings_weights_is_neither_lost_nor_trusted(
+    server: VllmServer, tmp_path: Path
+) -> None:
+    async with running([server], publish(tmp_path, 0), look_every_s=1) as engine:
+        loaded = server.life.loaded
+        server.life.mode, server.life.loaded = "keep", ""
+        asked = request()
+        [future] = engine.generate([asked])
+        await eventually(lambda: server.counts["/is_paused"] > 3)
+        server.life.mode, server.life.loaded = None, loaded
+        await server._changed()
+        await future
+
+        assert engine.status().room == 256
+
+
+@pytest.mark.parametrize("loaded", [True, False])
+async def test_a_server_that_a_dead_worker_has_left_paused_is_set_going_again(
+    loaded: bool, server: VllmServer, tmp_path: Path
+) -> None:
+    settings = {"look_every_s": 1, "silence_s": 0.05, "drain_s": 0.2, "update_timeout_s": 0.5}
+    lost = asyncio.Event()
+    async with running([server], publish(tmp_path, 0), **settings) as engine:
+        engine.when_lost(lost.set)
+        server._headrace_take_turn("dead", "0.1")
+        server.life.mode = "keep"
+        server.life.loaded *= loaded
+        [future] = engine.generate([request()])
+        await eventually(lost.is_set)
+        with pytest.raises(EngineLostError):
+            await future
+        await eventually(lambda: engine.status().room)
+        [sample] = await asyncio.gather(*engine.generate([request()]))
+
+        assert sample.response.weight_spans[0].version == 0
+        assert server.life.mode is None

@@ -57,6 +57,7 @@ def make(
             interval=config.stream_interval,
             eject_after=config.eject_after,
             confirm_s=config.update_timeout_s,
+            pause_s=max_generation_s + config.update_timeout_s,
             need_positions=max_length,
             tolerance=config.logprob_tolerance,
         )

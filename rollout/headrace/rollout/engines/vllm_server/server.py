@@ -54,6 +54,7 @@ class Server:
         eject_after: Failures in a row.
         confirm_s: How long a response waits until this worker, too, has taken the weights that
             another worker has brought.
+        pause_s: How long it may be paused.
         need_positions: Tokens that the longest sequence has.
         tolerance: The largest mean gap of log-probabilities; None = by number formats.
         now: Seconds of a monotonic clock.
@@ -69,6 +70,7 @@ class Server:
         interval: int,
         eject_after: int,
         confirm_s: float,
+        pause_s: float,
         need_positions: int,
         tolerance: float | None,
         now: Callable[[], float] = time.monotonic,
@@ -91,6 +93,7 @@ class Server:
         self._interval = interval
         self._eject_after = eject_after
         self._confirm_s = confirm_s
+        self._pause_s = pause_s
         self._need_positions = need_positions
         self._tolerance = tolerance
         self._now = now
@@ -104,6 +107,7 @@ class Server:
         """What this worker has found it to compute with as the trainer does."""
         self._failures = 0
         self._heard_at = 0.0
+        self._paused_since: float | None = None
         self._limits: set[asyncio.Timeout] = set()
         """Of the streams under way."""
         self._unsure: set[Answer] = set()
@@ -210,26 +214,37 @@ class Server:
         try:
             await self._calls.get("/health", timeout_s=HEALTH_S)
             found = await self._sync.loaded()
-            if self._limits and self._now() - self._heard_at > silence_s:
-                paused = await self._calls.get("/is_paused", timeout_s=self._confirm_s)
-                if not paused["is_paused"]:
-                    self._hang(f"it has sent nothing for {silence_s:g} s")
+            is_silent = bool(self._limits) and self._now() - self._heard_at > silence_s
+            if found is None or is_silent:
+                if await self._sync.is_paused():
+                    self._bear_pause()
                     return
-                self._heard_at = self._now()
+                self._paused_since = None
+                found = await self._sync.loaded()  # an update has just ended, perhaps
         except ServerAwayError as error:
             self._fail(error)
             return
         except ServerAnsweredError as error:
             self.leave(str(error))
             return
-        if self._tag != tag or not self.is_in_use:  # it has taken others meanwhile
+        if is_silent:
+            self._hang(f"it has sent nothing for {silence_s:g} s")
+        elif self._tag != tag or not self.is_in_use:  # it has taken others meanwhile
             return
-        if found is None or not (found == tag or found.is_after(tag)):
-            self.leave(f"it has {found or 'weights of nobody'}, not {tag}: was it started again?")
-            return
-        for answer in unsure:
-            answer.trust()
-        self._unsure.difference_update(unsure)
+        elif found is None or not (found == tag or found.is_after(tag)):
+            self._hang(f"it has {found or 'weights of nobody'}, not {tag}: was it started again?")
+        else:
+            for answer in unsure:
+                answer.trust()
+            self._unsure.difference_update(unsure)
+
+    def _bear_pause(self) -> None:
+        """Let another worker bring it weights, unless that takes longer than it may."""
+        now = self._now()
+        self._heard_at = now
+        self._paused_since = now if self._paused_since is None else self._paused_since
+        if now - self._paused_since > self._pause_s:
+            self._hang(f"it has been paused for {self._pause_s:g} s: whoever did it is gone")
 
     async def sample(self, request: SampleRequest) -> Sample:
         """Sample one sequence, the tokens going into its response as they come.
@@ -273,7 +288,7 @@ class Server:
 
     async def _read(self, lines: AsyncIterator[str], answer: Answer) -> None:
         async for line in lines:
-            self._heard_at = self._now()
+            self._heard_at, self._paused_since = self._now(), None
             piece = read_event(line)
             if piece is not None:
                 assert self._tag is not None, "it was in use when this was begun"

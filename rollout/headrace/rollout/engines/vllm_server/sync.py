@@ -77,18 +77,28 @@ class Sync:
 
         """
         wanted = Tag.of(published)
-        before = await self.loaded()
-        if before == wanted:
+        if await self._has(wanted) and not await self.is_paused():
             return
-        if before is not None and before.is_after(wanted):
-            raise WeightsRefusedError(
-                f"{self._calls.host} has version {before.version} already, which another worker "
-                f"brought; version {wanted.version} is not newer"
-            )
         await self._check(published)
         async with self._turn():
-            if await self.loaded() != wanted:
+            if not await self._has(wanted):
                 await self._update(wanted)
+            elif await self.is_paused():
+                await self._post("/resume")  # whoever did it is gone: it is our turn
+
+    async def is_paused(self) -> bool:
+        """Ask whether it generates nothing for the time being, as weights are brought to it."""
+        answer = await self._calls.get("/is_paused", timeout_s=self._update_s)
+        return bool(answer["is_paused"])
+
+    async def _has(self, wanted: Tag) -> bool:
+        found = await self.loaded()
+        if found is not None and found.is_after(wanted):
+            raise WeightsRefusedError(
+                f"{self._calls.host} has version {found.version} already, which another worker "
+                f"brought; version {wanted.version} is not newer"
+            )
+        return found == wanted
 
     async def _check(self, published: prompt_pb2.PublishedWeights) -> None:
         """Have each process of the server read and check the files."""
