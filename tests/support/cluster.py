@@ -24,6 +24,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from redis_server import RedisServer
 
 SERVICES = ("replay", "store", "feeder")
+LIVE = "live"
+"""The health service's name for a process that is there, ready or not."""
 START_S = 60.0
 """How long a process may take to be ready, on a busy machine."""
 GONE_S = 10.0
@@ -157,25 +159,35 @@ class Cluster:
         return await asyncio.to_thread(process.wait, within_s)
 
     async def ready(self, *names: str) -> None:
-        """Wait until these are SERVING. One that ended by itself is a failure."""
+        """Wait until these are SERVING. One that ended by itself is a failure.
+
+        A worker is ready once it has weights, which the test has still to publish: it has to live.
+        """
         await asyncio.gather(*(self._ready(name) for name in names))
 
     async def _ready(self, name: str) -> None:
         member = self.members[name]
         async with asyncio.timeout(START_S), grpc.aio.insecure_channel(member.address) as channel:
             stub: Any = health_pb2_grpc.HealthStub(channel)
+            asked = health_pb2.HealthCheckRequest(service=LIVE if member.role == "worker" else "")
             while True:
                 assert member.process is not None
                 assert member.process.poll() is None, self.log(name).read_text()[-2000:]
                 try:
-                    answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=2)
-                    if answer.status == health_pb2.HealthCheckResponse.SERVING:
+                    answer = await stub.Check(asked, timeout=2)
+                    serves = answer.status == health_pb2.HealthCheckResponse.SERVING
+                    if serves and self._announced_pid(name) == member.process.pid:
                         break
                 except grpc.aio.AioRpcError:
                     pass
                 await asyncio.sleep(0.05)
         announced = json.loads(self._announced(name).read_text())
         assert (announced["address"], announced["pid"]) == (member.address, member.process.pid)
+
+    def _announced_pid(self, name: str) -> int:
+        """Give the process that announced itself last; 0 if none did."""
+        announced = self._announced(name)
+        return int(json.loads(announced.read_text())["pid"]) if announced.exists() else 0
 
     # -- the end
 

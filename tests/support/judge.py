@@ -207,12 +207,18 @@ def _rows(model: Model, history: Sequence[Entry]) -> Iterator[str]:
             if not complete or len(complete[0].keys) != model.rules.n:
                 yield f"rows: {uid} of step {step} does not have {model.rules.n} sessions"
                 continue
-            for key, versions in zip(complete[0].keys, complete[0].versions, strict=True):
-                yield from _row(model, uid, key, versions, read.get(key))
+            group = complete[0]
+            for key, versions, begun in zip(group.keys, group.versions, group.begun, strict=True):
+                yield from _row(model, uid, key, versions, begun, read.get(key))
 
 
 def _row(
-    model: Model, uid: str, key: str, versions: tuple[int, int], row: Trajectory | None
+    model: Model,
+    uid: str,
+    key: str,
+    versions: tuple[int, int],
+    begun: Sequence[int],
+    row: Trajectory | None,
 ) -> Iterator[str]:
     if row is None:
         yield f"rows: {key} was trained on and never read"
@@ -225,8 +231,9 @@ def _row(
         "its lengths": not length == len(row.logprobs) == len(row.loss_mask) > 0,
         "its weights": not made_by or (min(made_by), max(made_by)) != versions,
         "its time line": not all(model.lives(s.lineage, s.version) for s in row.weight_spans),
-        "its spans": [end for span in row.weight_spans for end in (span.begin, span.end)]
-        != [0, length],
+        "its spans": [span.begin for span in row.weight_spans] + [length]
+        != [0] + [span.end for span in row.weight_spans],
+        "its beginning": list(row.response_token_ids[: len(begun)]) != list(begun),
     }
     yield from (f"rows: {key}: {what} is wrong" for what, wrong in faults.items() if wrong)
 

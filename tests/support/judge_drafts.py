@@ -85,6 +85,7 @@ class Drafts:
     def check_gone_on_with(self, prompt: Prompt, record: prompt_pb2.SessionRecord) -> None:
         """Have a recorded session be one that holds what there was of it."""
         draft = prompt.drafts.pop(record.session, [])
+        prompt.begun[record.session] = tuple(each.token for each in draft)
         if draft and (record.token_count < len(draft) or record.min_version > oldest(draft)):
             self.say("draft", f"session {record.session} of {prompt.uid} was begun anew")
 

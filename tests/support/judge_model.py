@@ -396,7 +396,8 @@ class Model(Drafts, Timeline):
             for r in records
         )
         versions = tuple((record.min_version, record.max_version) for record in records)
-        return HandedOut(prompt.ordinal, self.span(prompt, step), keys, versions)
+        begun = tuple(prompt.begun.get(record.session, ()) for record in records)
+        return HandedOut(prompt.ordinal, self.span(prompt, step), keys, versions, begun)
 
     def _groups_returned(self, event: journal_pb2.GroupsReturned) -> None:
         for uid in event.uids:

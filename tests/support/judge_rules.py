@@ -77,6 +77,8 @@ class Prompt:
     lease_oldest: int = -1
     """The same, or the oldest weights of what is gone on with."""
     drafts: dict[int, list[Made]] = field(default_factory=dict)
+    begun: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """What the drafts of its recorded sessions were."""
     sessions: dict[int, prompt_pb2.SessionRecord] = field(default_factory=dict)
     store: str = ""
     expiries: int = 0
@@ -91,6 +93,8 @@ class HandedOut:
     keys: tuple[str, ...]
     versions: tuple[tuple[int, int], ...]
     """Of each session: the oldest and the newest weights."""
+    begun: tuple[tuple[int, ...], ...]
+    """Of each session: the tokens that were reported while it was under way."""
 
 
 def reason_name(reason: prompt_pb2.DropReason.ValueType) -> str:

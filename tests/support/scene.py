@@ -91,6 +91,7 @@ def rules_of(values: dict[str, Any], *, may_drop: Sequence[str] = ()) -> Rules:
         basis=config.sampler.basis,
         sync=config.trainer.trainer_mode == "sync",
         max_failures=config.ledger.max_failures,
+        most_tokens=config.data.max_response_length,
         max_expiries=config.ledger.max_expiries,
         eject_after=config.ledger.eject_after,
         may_drop=frozenset(may_drop),
