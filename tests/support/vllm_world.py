@@ -20,7 +20,7 @@ from headrace.tokenizer.load import load_tokenizer
 
 MARKS = [
     pytest.mark.vllm,
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(1800),
     # vLLM's own, and those of what it imports.
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::FutureWarning"),

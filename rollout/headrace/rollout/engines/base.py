@@ -91,6 +91,13 @@ class Response:
             ],
         )
 
+    def cut(self, length: int) -> None:
+        """Forget what is behind the first `length` tokens."""
+        del self.token_ids[length:], self.logprobs[length:]
+        self.weight_spans = [span for span in self.weight_spans if span.begin < length]
+        if self.weight_spans:
+            self.weight_spans[-1].end = length
+
 
 @dataclass(frozen=True, slots=True)
 class SampleRequest:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any, Final
 
@@ -199,7 +200,7 @@ class VllmEngine:
                 await life.freeze()
                 self._agreed.clear()
                 await life.replace_weights(directory / WEIGHTS_NAME, label_of(weights))
-                # What was made before has long been taken: it came before the first answer.
+                # What the old ones made has long been taken: it came before the first answer.
                 self._weights = weights
                 await life.thaw()
 
@@ -274,9 +275,6 @@ class VllmEngine:
             begun = len(request.response.token_ids)
             try:
                 sample = await self._stream(life, request)
-                await self._agreed.wait()
-                if life is not self._life:
-                    raise EngineLostError("vLLM was lost before its weights were confirmed")  # noqa: TRY301
             except BaseException as error:
                 self._aborted += len(request.response.token_ids) - begun
                 if isinstance(error, EngineError):
@@ -294,18 +292,27 @@ class VllmEngine:
         return sample
 
     async def _stream(self, life: Life, request: SampleRequest) -> Sample:
-        """Put what vLLM makes behind what there is of a response, until it is done."""
+        """Put what vLLM makes behind what there is of a response, until it is done.
+
+        What new weights make is not shown to anybody before they are known to be right.
+        """
         response = request.response
         begun = len(response.token_ids)
         last: Piece | None = None
-        async for last in life.sample(
+        pieces = life.sample(
             [*request.prompt_token_ids, *response.token_ids],
             temperature=request.temperature,
             max_tokens=request.max_response_length - begun,
             stop_id=self._eos_id,
-        ):
-            response.extend(last.token_ids, last.logprobs, self._weights)
-            self._generated += len(last.token_ids)
+        )
+        async with aclosing(pieces):
+            async for last in pieces:
+                weights = self._weights
+                await self._agreed.wait()
+                if life is not self._life:
+                    raise EngineLostError("vLLM was lost before its weights were known to be right")
+                response.extend(last.token_ids, last.logprobs, weights)
+                self._generated += len(last.token_ids)
         return Sample(response, check_whole(request, begun, last, stop_id=self._eos_id))
 
 

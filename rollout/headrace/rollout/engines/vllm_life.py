@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import multiprocessing
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -82,9 +82,15 @@ class Life:
         try:
             llm = await asyncio.shield(starting)
         except asyncio.CancelledError:
-            _kill(_cores())  # so that the thread comes to its end, with an error
+            # The thread comes to its end, with an error, when what it has started is gone.
+            while not starting.done():
+                await asyncio.to_thread(_kill, _cores())
+                await asyncio.wait([starting], timeout=0.2)
             with contextlib.suppress(Exception):
-                (await starting).shutdown()
+                starting.result().shutdown()
+            raise
+        except Exception:
+            await asyncio.to_thread(_kill, _cores())
             raise
         life = cls(llm, _with_descendants(_cores()))
         try:
@@ -107,7 +113,7 @@ class Life:
 
     async def sample(
         self, prompt: Sequence[int], *, temperature: float, max_tokens: int, stop_id: int
-    ) -> AsyncIterator[Piece]:
+    ) -> AsyncGenerator[Piece, None]:
         """Sample one sequence. Whoever leaves off early aborts it.
 
         Raises:

@@ -1,4 +1,4 @@
-"""Whether what vLLM made of a sequence is whole, and made by the weights it is thought to be."""
+"""Whether what vLLM made of a sequence is whole, and which weights made it, as vLLM says."""
 
 from __future__ import annotations
 
@@ -16,15 +16,21 @@ _REASONS: Final = {
 }
 
 
-def label_of(weights: prompt_pb2.WeightsId | trajectory_pb2.WeightSpan) -> str:
+def label_of(weights: prompt_pb2.WeightsId) -> str:
     """Give the name by which vLLM knows a version."""
     return f"{weights.lineage}/{weights.version}"
+
+
+def weights_of(label: str) -> prompt_pb2.WeightsId:
+    """Give the version that vLLM knows by a name."""
+    lineage, _, version = label.rpartition("/")
+    return prompt_pb2.WeightsId(lineage=lineage, version=int(version))
 
 
 def check_whole(
     request: SampleRequest, begun: int, last: Piece | None, *, stop_id: int
 ) -> trajectory_pb2.FinishReason.ValueType:
-    """Say how a response ended, if it is whole.
+    """Say how a response ended, if it is whole, and have vLLM's account of its weights in it.
 
     Args:
         request: Has the response.
@@ -33,8 +39,7 @@ def check_whole(
         stop_id: The token that ends a response.
 
     Raises:
-        EngineError: It is not whole, has no log-probabilities, or vLLM says that other weights
-            made a token.
+        EngineError: It is not whole, or not all of it has log-probabilities and weights.
 
     """
     if last is None:
@@ -48,21 +53,16 @@ def check_whole(
         )
     if not all(map(math.isfinite, response.logprobs)):
         raise EngineError("vLLM gave a log-probability that is not a number")
-    _confirm_spans(response, begun, last.labels)
+    _take_account(response, begun, last.labels)
     return _REASONS[last.end]
 
 
-def _confirm_spans(response: Response, begun: int, labels: Sequence[tuple[str, int]]) -> None:
-    end = begun
+def _take_account(response: Response, begun: int, labels: Sequence[tuple[str, int]]) -> None:
+    """Replace what was thought while it grew: vLLM's core notes the weights with each step."""
+    tokens, logprobs = response.token_ids[begun:], response.logprobs[begun:]
+    if (count := sum(count for _, count in labels)) != len(tokens):
+        raise EngineError(f"vLLM says of {count} tokens which weights made them, of {len(tokens)}")
+    response.cut(begun)
     for label, count in labels:
-        begin, end = end, end + count
-        for span in response.weight_spans:
-            if span.begin < end and span.end > begin and label_of(span) != label:
-                raise EngineError(
-                    f"tokens {begin} to {end} of a response were made by {label} as vLLM says, and "
-                    f"by {label_of(span)} as it was understood"
-                )
-    if end != len(response.token_ids):
-        raise EngineError(
-            f"vLLM says of {end} tokens which weights made them, of {len(response.token_ids)}"
-        )
+        response.extend(tokens[:count], logprobs[:count], weights_of(label))
+        del tokens[:count], logprobs[:count]
