@@ -105,6 +105,27 @@ async def test_responses_that_go_on_with_newer_weights_say_which_made_what(
     assert spans(asked) == [("l0", 0, 0, 5), ("l0", 1, 5, 12)]
 
 
+async def test_nothing_is_seen_of_weights_that_were_not_tried(
+    server: VllmServer, tmp_path: Path
+) -> None:
+    server.plan = Plan(hold_after=5)
+    settings = {"partial": True, "stream_interval": 3, "look_every_s": 1}
+    async with running([server], publish(tmp_path, 0), **settings) as engine:
+        asked = request(limit=30)
+        [future] = engine.generate([asked])
+        await eventually(lambda: len(asked.response.token_ids) == 4)
+        load = asyncio.create_task(engine.load(publish(tmp_path, 1, wrong=True)))
+        await eventually(lambda: ":1:" in server.life.label)
+        server.gate.set()
+        with pytest.raises(ProbeError):
+            await load
+        with pytest.raises(EngineLostError):
+            await future
+
+        assert engine.status().generated_token_count == 30
+        assert spans(asked) == [("l0", 0, 0, 4)]
+
+
 async def test_a_drain_that_takes_too_long_changes_nothing(
     server: VllmServer, tmp_path: Path
 ) -> None:

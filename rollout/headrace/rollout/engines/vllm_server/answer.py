@@ -1,9 +1,10 @@
 """One call's answer: what comes of it goes into the response, and is accounted for at the end.
 
 Two things have to be certain before a token can be seen. That it came from the life of the server
-that this worker has looked at, which a look after the beginning of the answer shows (`trust`); what
-comes before is kept back. And that an answer is whole (`check`, `finish`): its last piece is kept
-back until then. What can be seen once is never taken back.
+that this worker has looked at, which a look after the beginning of the answer shows, and from
+weights that this worker has tried (`trust`); what comes before is kept back. And that an answer is
+whole (`check`, `finish`): its last piece is kept back until then. What can be seen once is never
+taken back.
 
 While they come, tokens are put down to the weights that the worker knows the server to have; it
 learns of others a little later than the server has them, so that no token passes for newer than it
@@ -57,10 +58,10 @@ class Answer:
         elif self._is_trusted:
             self._show()
 
-    def trust(self) -> None:
-        """Be certain of the server's life."""
-        self._is_trusted = True
-        if self._last is None:
+    def trust(self, is_trusted: bool) -> None:
+        """Be certain, or not, of the server's life and of the weights it has."""
+        self._is_trusted = is_trusted
+        if is_trusted and self._last is None:
             self._show()
 
     def _show(self) -> None:

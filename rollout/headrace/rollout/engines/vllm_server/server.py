@@ -110,8 +110,8 @@ class Server:
         self._paused_since: float | None = None
         self._limits: set[asyncio.Timeout] = set()
         """Of the streams under way."""
-        self._unsure: set[Answer] = set()
-        """Those that began after the last look."""
+        self._answers: set[Answer] = set()
+        """The same."""
 
     @property
     def is_in_use(self) -> bool:
@@ -154,18 +154,20 @@ class Server:
             EngineError: It is out.
 
         """
-        tag = Tag.of(published)
+        tag, begun = Tag.of(published), list(self._answers)
         try:
             if self._facts is None:  # it may be in its next life
                 self._confirmed.clear()
                 await self.inspect()
             if tag not in self._confirmed or await self._sync.loaded() != tag:
+                for answer in begun:
+                    answer.trust(False)
                 await self._sync.bring(published)
                 await self._agree(checked)
         except WeightsRefusedError as error:
             if not self.is_in_use:
                 self.why_out = str(error)
-            raise
+            raise  # answers are trusted again with the next look
         except UnfitServerError as error:
             self.leave(str(error))
             raise EngineError(str(error)) from error
@@ -176,6 +178,8 @@ class Server:
         self._confirmed.add(tag)
         self._failures = 0
         self.why_out = None
+        for answer in begun:
+            answer.trust(True)
         self._changed()
 
     async def _agree(self, checked: probe.Probe | None) -> None:
@@ -210,7 +214,7 @@ class Server:
     async def look(self, *, silence_s: float) -> None:
         """See whether it is still what it was: alive, at work, and with the weights it had."""
         assert self._tag is not None, "it is in use"
-        tag, unsure = self._tag, list(self._unsure)
+        tag, begun = self._tag, list(self._answers)
         try:
             await self._calls.get("/health", timeout_s=HEALTH_S)
             found = await self._sync.loaded()
@@ -234,9 +238,8 @@ class Server:
         elif found is None or not (found == tag or found.is_after(tag)):
             self._hang(f"it has {found or 'weights of nobody'}, not {tag}: was it started again?")
         else:
-            for answer in unsure:
-                answer.trust()
-            self._unsure.difference_update(unsure)
+            for answer in begun:
+                answer.trust(found == tag)
 
     def _bear_pause(self) -> None:
         """Let another worker bring it weights, unless that takes longer than it may."""
@@ -277,14 +280,14 @@ class Server:
         try:
             async with limit:
                 self._limits.add(limit)
-                self._unsure.add(answer)
+                self._answers.add(answer)
                 async with self._calls.stream(GENERATE, body) as lines:
                     await self._read(lines, answer)
         except TimeoutError as error:
             raise ServerAwayError(f"{self.name}: {self.why_out}") from error
         finally:
             self._limits.discard(limit)
-            self._unsure.discard(answer)
+            self._answers.discard(answer)
 
     async def _read(self, lines: AsyncIterator[str], answer: Answer) -> None:
         async for line in lines:
@@ -312,7 +315,8 @@ class Server:
         """Say whose failure it is, and draw the conclusions."""
         said = f"{self.name}: {error}"
         if isinstance(error, OtherWeightsError):
-            self.leave(str(error))
+            if self.is_in_use:
+                self.leave(str(error))
             return OtherWeightsError(said)
         if isinstance(error, MalformedError):
             self._fail(error)
