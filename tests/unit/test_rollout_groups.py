@@ -83,6 +83,48 @@ def life_of(engine: Any, delivered: list[int], *, max_generation_s: float = 10) 
     return GroupLife(lease, prompt_pb2.WeightsId(lineage="l0", version=4), tools)
 
 
+class Renewed(Engine):
+    """Takes newer weights between the first and the second token of each sequence."""
+
+    def __init__(self, weights: prompt_pb2.WeightsId, newer: prompt_pb2.WeightsId) -> None:
+        super().__init__(weights)
+        self._newer = newer
+
+    def generate(self, requests: Sequence[SampleRequest]) -> list[asyncio.Future[Sample]]:
+        futures = super().generate(requests)
+        for request in requests:
+            request.response.extend([1], [0.0], self._newer)
+        return futures
+
+
+@pytest.mark.parametrize(
+    ("newer", "outcome"),
+    [(("l1", 5), Outcome.DONE), (("l0", 5), Outcome.RETURNED)],
+)
+async def test_every_span_of_a_session_is_looked_at(
+    newer: tuple[str, int], outcome: Outcome
+) -> None:
+    delivered: list[int] = []
+    weights, later = (
+        prompt_pb2.WeightsId(lineage=line, version=version) for line, version in (("l0", 4), newer)
+    )
+
+    assert await life_of(Renewed(weights, later), delivered).run() is outcome
+    assert delivered == ([0, 1] if outcome is Outcome.DONE else [])
+
+
+async def test_what_the_ledger_gives_is_gone_on_with_whatever_line_it_is_of() -> None:
+    delivered: list[int] = []
+    life = life_of(Engine(prompt_pb2.WeightsId(lineage="l1", version=4)), delivered)
+    span = trajectory_pb2.WeightSpan(lineage="before", version=2, begin=0, end=3)
+    life.lease.drafts.add(session=1, token_ids=[5, 6, 7], logprobs=[-1] * 3, weight_spans=[span])
+
+    assert await life.run() is Outcome.DONE
+    assert delivered == [0, 1]
+    assert (life.continued_token_count, life.generated_token_count) == (3, 2)
+    assert life.recorded_token_count == 2
+
+
 class Dying(Engine):
     """Makes the first session, and is lost with the others."""
 
@@ -110,11 +152,13 @@ class Busy(Engine):
     def __init__(self) -> None:
         super().__init__(prompt_pb2.WeightsId(lineage="l1", version=4))
         self.begun = time.monotonic()
+        self.requests: Sequence[SampleRequest] = ()
 
     def status(self) -> EngineStatus:
         return EngineStatus(0, 0, held_back_s=min(0.3, time.monotonic() - self.begun))
 
     def generate(self, requests: Sequence[SampleRequest]) -> list[asyncio.Future[Sample]]:
+        self.requests = requests
         return [asyncio.get_running_loop().create_future() for _ in requests]
 
 
@@ -126,3 +170,21 @@ async def test_time_in_which_the_engine_begins_nothing_is_not_the_groups() -> No
 
     assert life.errors == ["sessions [0, 1] not generated within 0.1 s"]
     assert time.monotonic() - engine.begun >= 0.4
+
+
+async def test_the_last_token_of_a_response_under_way_is_held_back() -> None:
+    engine = Busy()
+    life = life_of(engine, [])
+    running = asyncio.create_task(life.run())
+    await asyncio.sleep(0)
+    reported = []
+    for tokens in ([], [1], [2, 3], [4]):
+        for request in engine.requests:
+            request.response.extend(tokens, [0.0 for _ in tokens], life.weights)
+        reported.append([list(draft.token_ids) for draft in life.news(most=3, resend=True)])
+        for request in engine.requests:
+            life.note_kept(request.session, max(0, len(request.response.token_ids) - 1))
+
+    assert reported == [[], [], [[1, 2], [1]], [[3], [3]]]
+    life.hand_back()
+    assert await running is Outcome.RETURNED

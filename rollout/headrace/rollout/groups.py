@@ -125,6 +125,9 @@ class GroupLife:
     def news(self, *, most: int, resend: bool) -> list[prompt_pb2.Draft]:
         """Give what the ledger does not know of sessions under way, and count it as reported.
 
+        The last token is held back: it may be the stop token, of a response that an engine is about
+        to be done with, and behind that nobody may go on.
+
         Args:
             most: Tokens.
             resend: Whether what it did not keep is given again.
@@ -133,9 +136,9 @@ class GroupLife:
         found = []
         for future, request in self._under_way.items():
             session, response = request.session, request.response
-            begin, end = self._kept[session], len(response.token_ids)
+            begin, end = self._kept[session], len(response.token_ids) - 1
             is_over = future.done() and not future.cancelled()
-            if is_over or begin == end or (begin < self._reported[session] and not resend):
+            if is_over or begin >= end or (begin < self._reported[session] and not resend):
                 continue
             end = min(end, begin + most)
             most -= end - begin

@@ -118,14 +118,17 @@ class Renewals:
         if answer.go_home:
             self._go_home()
         self.lease_s = answer.expires_in_s or self.lease_s
+        statuses = zip(lives, answer.statuses, strict=True)
+        lost = {life for life, status in statuses if status == replay_pb2.LEASE_STATUS_LOST}
         kept = iter(answer.kept_counts)
         for life, each in progress:
             for draft in each.drafts:
                 # A ledger that does not know of drafts keeps none.
-                life.note_kept(draft.session, next(kept, 0))
-        for life, status in zip(lives, answer.statuses, strict=True):
-            if status == replay_pb2.LEASE_STATUS_LOST:
-                life.lose()
+                count = next(kept, 0)
+                if life not in lost:  # Of those the ledger has what it had.
+                    life.note_kept(draft.session, count)
+        for life in lost:
+            life.lose()
 
     def _progress(
         self, lives: Sequence[GroupLife], *, resend: bool
