@@ -235,7 +235,7 @@ async def test_newer_weights_take_over_between_two_tokens_and_each_token_has_its
 async def until_grown(asked: SampleRequest) -> None:
     """Wait until there are further tokens of it."""
     before = len(asked.response.token_ids)
-    while len(asked.response.token_ids) == before:  # noqa: ASYNC110: a list has no event
+    while len(asked.response.token_ids) == before:  # noqa: ASYNC110 (a list has no event)
         await asyncio.sleep(0.01)
 
 

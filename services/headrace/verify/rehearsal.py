@@ -21,6 +21,11 @@ REPLACED: Final = (
     "journal, store and checkpoints are in the rehearsal's own directory",
 )
 """What is not the user's, in words."""
+LONGEST_S: Final = 1.0
+"""With the journal of tokens: how long the longest response takes, so that some are under way
+whenever somebody is killed."""
+REPORTS: Final = 8
+"""With it: how often the longest response is reported, at least."""
 SAVES: Final = 6
 """Checkpoints in a rehearsal, about."""
 
@@ -46,12 +51,19 @@ def rehearse(config: Config, *, run_dir: Path, steps: int, seed: int) -> Config:
     values = config.model_dump(mode="json", exclude={"security", "endpoints", "journal"})
     wanted = config.trainer.total_training_steps
     total = min(steps, wanted) if wanted else steps
-    most = config.rollout.max_groups_in_flight
+    most, every = config.rollout.max_groups_in_flight, config.rollout.journal_tokens_every
+    longest = config.data.max_response_length
     changes: dict[str, Any] = {
         "run": {"name": "rehearsal", "run_dir": str(run_dir), "run_id": "rehearsal"},
         "model": _tiny_model(config),
         "rollout": {
-            "engine": {"kind": "scripted", "mean_latency_s": 0.02, "seed": seed},
+            "engine": {
+                "kind": "scripted",
+                "mean_latency_s": 0.02,
+                "token_latency_s": LONGEST_S / longest if every else 0.0,
+                "seed": seed,
+            },
+            "journal_tokens_every": every and min(every, max(1, longest // REPORTS)),
             "workers": 2,
             "max_groups_in_flight": 16 if most == "auto" else min(16, most),
             "max_generation_s": 60.0,
