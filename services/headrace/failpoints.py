@@ -44,6 +44,7 @@ FAILPOINTS: Final[Mapping[str, str]] = {
     "store.restoring": "store",  # all files are checked, the old rows are still in place
     "store.restored": "store",  # all rows are there, not answered
     "resume.store_done": "checkpoint",  # the rows are there
+    "resume.rolling_back": "checkpoint",  # the ledger is not asked to go back yet
     "ledger.rolled_back": "replay",  # the new time line is in the journal, not answered
     "resume.ledger_done": "checkpoint",  # the new time line is open, nothing is moved aside
     "resume.moved_aside": "checkpoint",  # what the resume left behind is moved aside

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from headrace.errors import (
     TrainerFencedError,
     WireError,
 )
+from headrace.failpoints import FAILPOINTS
 from headrace.rpc.status import error_from
 from headrace.v1 import checkpoint_pb2 as pb
 from headrace.v1 import resume_pb2
@@ -223,6 +225,7 @@ POINTS = (
     "resume.planned",
     "resume.begun",
     "resume.store_done",
+    "resume.rolling_back",
     "resume.ledger_done",
     "resume.moved_aside",
     "resume.weights_done",
@@ -259,6 +262,44 @@ async def test_a_coordinator_that_is_killed_anywhere_in_a_resume_goes_on_with_it
         assert run.checkpoints.latest() == saved, point
         assert (await run.store_status()).hold_id == "", point
         await run.balanced()
+
+
+@pytest.mark.parametrize("stopped", ["resume.rolling_back", "ledger.rolled_back"])
+async def test_a_store_that_dies_before_the_ledger_is_back_is_filled_again(
+    run: Coordinated, stopped: str
+) -> None:
+    """It tells the ledger of itself just before the new time line is opened, or just after."""
+    await run.come()
+    await trained(run, 2)
+    await run.generate(2)
+    made = await run.finished()
+    assert made
+    await run.save()
+    await run.train()
+    await run.restart_store()
+    name = FAILPOINTS[stopped]
+    await run.restart(name, fail=f"{stopped}:1:stop")
+    await run.open_feed()
+    await run.register()
+    resuming = asyncio.create_task(run.resume())
+    await run.stopped_itself(name)
+    if name == "replay":
+        await run.restart("store")
+        run.parts[name].process.send_signal(signal.SIGCONT)
+    else:
+        await run.restart_store()
+        run.parts[name].process.send_signal(signal.SIGCONT)
+
+    answer = await resuming
+
+    assert (answer.state.phase, run.step) == (OPEN, 2)
+    store, status = await run.store_status(), await run.status()
+    assert status.store_incarnation == store.store_incarnation
+    assert store.row_count == len(made), "the checkpoint's rows are in the new store"
+    assert status.counts.finished == len(made), "they need not be generated again"
+    assert set(await run.train()) == set(made)
+    await trained(run, 4)
+    await run.balanced()
 
 
 async def test_kills_four_deep_end_in_one_resume(run: Coordinated) -> None:

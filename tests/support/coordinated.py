@@ -132,6 +132,13 @@ class Coordinated:
         """Wait until a failpoint has done its work."""
         assert await self.parts[name].exit_code() == -signal.SIGKILL
 
+    async def stopped_itself(self, name: str) -> None:
+        """Wait until a failpoint has stopped a process, to be sent on with SIGCONT."""
+        status = Path(f"/proc/{self.parts[name].process.pid}/status")
+        async with asyncio.timeout(CALL_S):
+            while "State:\tT" not in status.read_text():  # noqa: ASYNC110, ASYNC240 (another's state)
+                await asyncio.sleep(0.05)
+
     @property
     def checkpoints(self) -> CheckpointDirectory:
         return CheckpointDirectory(Storage(str(self.config.checkpoint.storage)))
@@ -226,7 +233,10 @@ class Coordinated:
 
     async def resume(self) -> pb.ResumeResponse:
         """Go on as a trainer does, with a worker and a feeder beside; give the last answer."""
-        answer = await self.ask_to_resume(resume_pb2.RESUME_PHASE_WEIGHTS)
+        wanted = resume_pb2.RESUME_PHASE_WEIGHTS
+        answer = await self.ask_to_resume(wanted)
+        while answer.HasField("state") and answer.state.phase < wanted:  # somebody is away
+            answer = await self.ask_to_resume(wanted)
         if not answer.HasField("state"):
             if answer.plan.action == pb.RESUME_ACTION_BEGIN:
                 await self.publish(0)

@@ -10,7 +10,9 @@
     OPEN     the run goes on
 
 Which phase has begun is in the ledger's journal, and every step may be repeated: a coordinator that
-is started again goes on with the phase it finds. `Resume` drives one resume; which one there is, is
+is started again goes on with the phase it finds. If the store dies between STORE and LEDGER, the
+resume is begun once more, with another time line: the one before has promised rows that are gone.
+`Resume` drives one resume; which one there is, is
 `headrace.checkpoint.resumes`' business.
 """
 
@@ -136,15 +138,8 @@ class Resume:
         if self.has_nothing_to_do:
             log.info("resume_not_needed", action=pb.ResumeAction.Name(plan.action))
             return
-        if self.phase < PHASE_STORE:
-            await self._advance(PHASE_STORE)
-        if self.phase == PHASE_STORE:
-            await self._rows.restore(self._resume_id, plan)
-            reach("resume.store_done")
-            await self._advance(PHASE_LEDGER)
-        if self.phase == PHASE_LEDGER:
-            await self._ledger(plan)
-            await self._advance(PHASE_WEIGHTS)
+        while not await self._has_gone_back(plan):
+            plan = await self._plan(anew=True)
         if self.phase == PHASE_WEIGHTS:
             await self._advance(
                 PHASE_REISSUE, wait_for="the resumed weights", owner="trainer, then workers"
@@ -163,7 +158,13 @@ class Resume:
 
     # -- PLAN
 
-    async def _plan(self) -> Plan:
+    async def _plan(self, *, anew: bool = False) -> Plan:
+        """Make the plan, and begin the resume, or go on with the one that has begun.
+
+        Args:
+            anew: Whether one that has begun is begun once more, from the same checkpoint.
+
+        """
         status = await self._peers.status()
         self._check_newest(status)
         await self._snapshots.take_up(status)
@@ -185,7 +186,7 @@ class Resume:
         if self.has_nothing_to_do:
             self._come_to(None)
             return plan
-        if begun is not None and begun.step == plan.step:
+        if begun is not None and begun.step == plan.step and not anew:
             self._come_to(begun)
             return plan
         reach("resume.planned")
@@ -216,13 +217,29 @@ class Resume:
                 f"trainer {self.incarnation} was succeeded by {status.trainer_incarnation}"
             )
 
-    # -- LEDGER
+    # -- STORE, LEDGER
 
-    async def _ledger(self, plan: Plan) -> None:
+    async def _has_gone_back(self, plan: Plan) -> bool:
+        """Bring rows and ledger back to the checkpoint; say no if the store died meanwhile."""
+        if self.phase < PHASE_STORE:
+            await self._advance(PHASE_STORE)
+        if self.phase == PHASE_STORE:
+            await self._rows.restore(self._resume_id, plan)
+            reach("resume.store_done")
+            await self._advance(PHASE_LEDGER)
+        if self.phase == PHASE_LEDGER:
+            if not await self._ledger(plan):
+                return False
+            await self._advance(PHASE_WEIGHTS)
+        return True
+
+    async def _ledger(self, plan: Plan) -> bool:
+        """Roll the ledger back; say whether the store is still the one that it was told of."""
         assert self.state is not None
         if not self.state.lineage:
             # A coordinator before did it, and is answered the same; or a store died since.
             await self._rows.restore(self._resume_id, plan)
+        reach("resume.rolling_back")
         request = replay_pb2.RollBackRequest(
             resume_id=self._resume_id,
             restore=plan.action == RESTORE,
@@ -241,9 +258,17 @@ class Resume:
         if status.resume.resume_id != self._resume_id:
             # The journal was lost just now: by its time lines everything would be left behind.
             raise ResumeLostError(f"the resume {self._resume_id!r} is not the run's newest")
+        store = await self._peers.store_status()
+        lives = {status.store_incarnation, store.store_incarnation, self._rows.store_incarnation}
+        if len(lives) > 1:
+            # What the ledger was told is in the store is not; and of a store that told the ledger
+            # of itself just before, it would never hear again.
+            log.warning("store_died_in_resume", step=answer.state.step)
+            return False
         self._snapshots.saved_step = status.saved_step
         await asyncio.to_thread(leave_behind, self._directory, status.lineages, answer.state)
         reach("resume.moved_aside")
+        return True
 
     # -- all
 

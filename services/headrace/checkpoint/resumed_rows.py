@@ -32,14 +32,13 @@ class ResumedRows:
         self.store_incarnation = ""
         self._peers = peers
         self._hold_s = hold_s
-        self._restored = False
+        self._filled = ""
+        """The life that rows were loaded into."""
 
     async def restore(self, resume_id: str, plan: Plan) -> None:
         """Load rows from the checkpoint, if that is the plan and not done in this store's life."""
-        store = await self._peers.store_status()
-        if store.store_incarnation != self.store_incarnation:
-            self.store_incarnation, self._restored = store.store_incarnation, False
-        if plan.store != RELOAD or self._restored:
+        self.store_incarnation = (await self._peers.store_status()).store_incarnation
+        if plan.store != RELOAD or self._filled == self.store_incarnation:
             return
         assert plan.manifest is not None
         await self._hold(resume_id)
@@ -54,7 +53,7 @@ class ResumedRows:
             # Nothing is lost by it: what the store does not have is generated again.
             log.warning("rows_not_restored", detail=str(error))
             return
-        self.store_incarnation, self._restored = answer.store_incarnation, True
+        self.store_incarnation = self._filled = answer.store_incarnation
         log.info("rows_restored", rows=answer.row_count)
 
     async def report_lost(self, resume_id: str) -> None:

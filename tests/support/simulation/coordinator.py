@@ -405,17 +405,11 @@ class Coordinator(Party):
     def _phases(self, resume: Resume) -> Work:
         if not (yield from self._plan(resume)):
             return
+        while not (yield from self._has_gone_back(resume)):
+            self.world.judge.counts["resumes_begun_once_more"] += 1
+            yield from self._plan(resume, anew=True)
         assert resume.state
         resume_id = resume.state.resume_id
-        if resume.phase < PHASE_STORE:
-            yield from self._advance(resume, PHASE_STORE)
-        if resume.phase == PHASE_STORE:
-            yield from self._rows(resume)
-            yield PAUSE
-            yield from self._advance(resume, PHASE_LEDGER)
-        if resume.phase == PHASE_LEDGER:
-            yield from self._ledger(resume)
-            yield from self._advance(resume, PHASE_WEIGHTS)
         if resume.phase == PHASE_WEIGHTS:
             yield from self._advance(resume, PHASE_REISSUE)
         if resume.phase == PHASE_REISSUE:
@@ -425,7 +419,21 @@ class Coordinator(Party):
         if resume.phase == PHASE_WARMUP:
             yield from self._advance(resume, PHASE_OPEN)
 
-    def _plan(self, resume: Resume) -> Work:
+    def _has_gone_back(self, resume: Resume) -> Work:
+        """Bring rows and ledger back; say no if the store died meanwhile."""
+        if resume.phase < PHASE_STORE:
+            yield from self._advance(resume, PHASE_STORE)
+        if resume.phase == PHASE_STORE:
+            yield from self._rows(resume)
+            yield PAUSE
+            yield from self._advance(resume, PHASE_LEDGER)
+        if resume.phase == PHASE_LEDGER:
+            if not (yield from self._ledger(resume)):
+                return False
+            yield from self._advance(resume, PHASE_WEIGHTS)
+        return True
+
+    def _plan(self, resume: Resume, *, anew: bool = False) -> Work:
         """Pick what the run goes on from; say whether anything is to be resumed."""
         status = yield from self._status()
         yield from self._take_up(status)
@@ -457,7 +465,7 @@ class Coordinator(Party):
                 raise CannotResumeError(str(error)) from error
         else:
             resume.seen = ()
-        if begun and begun.step == step:
+        if begun and begun.step == step and not anew:
             resume.state = begun
             return True
         yield PAUSE
@@ -524,6 +532,7 @@ class Coordinator(Party):
         assert resume.state
         if not resume.state.lineage:
             yield from self._rows(resume)
+            yield ("sleep", 1 + int(self.rng.random() * 150))  # the cut is read
         request = pb.RollBackRequest(
             resume_id=resume.state.resume_id,
             restore=resume.action == RESTORE,
@@ -538,6 +547,9 @@ class Coordinator(Party):
         if status.resume.resume_id != resume.state.resume_id:
             # The journal was lost just now: by its time lines everything would be moved aside.
             raise ResumeLostError("another one has begun, or the journal is lost")
+        incarnation, _ = yield from self.ask("store", "status", None)
+        if not incarnation == status.store_incarnation == resume.store_incarnation:
+            return False
         storage = self.world.storage
         for found in storage.find():
             if found.manifest:
@@ -549,6 +561,7 @@ class Coordinator(Party):
                 storage.move_aside(found.step)
         step = answer.state.step
         storage.latest = step if step in storage.directories else None
+        return True
 
     def _report_lost(self, resume_id: str) -> Work:
         token = ""

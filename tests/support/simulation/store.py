@@ -101,12 +101,12 @@ class Store(Party):
             if self._is_held:
                 continue
             self._delete_noted()
-            # A replay buffer that lost its journal does not know the store any more.
-            yield from self._register()
             oldest, incarnation = self.world.tick - GRACE_TICKS, self.disk.incarnation
             keys = [key for key, at in self._put_at.items() if at <= oldest]
             request = pb.FindDeadTrajectoriesRequest(store_incarnation=incarnation, keys=keys)
             answer = yield from self.ask("replay", "FindDeadTrajectories", request)
+            if answer.register_again:  # it lost its journal, and knows of no store
+                yield from self._register()
             if not self._is_held and incarnation == self.disk.incarnation:
                 self._delete_now(answer.dead_keys)
 
