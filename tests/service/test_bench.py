@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from redis_server import RedisServer
 
+from headrace.bench import rollout
 from headrace.bench.pure_run import rules_run, sample_rule_s
 from headrace.bench.redis_server import RedisMissingError, running_redis
 from headrace.bench.replay import running_replay
@@ -110,3 +111,20 @@ def test_sampling_a_batch_takes_as_long_among_100_000_live_groups_as_among_1_000
 
 def test_the_benchmarks_run_of_the_rules_ends() -> None:
     rules_run(steps=2)
+
+
+@pytest.mark.timeout(300)
+async def test_the_worker_is_compared_on_as_much_work_as_the_bare_engine_does(
+    tmp_path: Path,
+) -> None:
+    engine = {"kind": "torch", "max_batch_sequences": 128, "threads": 1}
+    comparison = rollout.Comparison(tmp_path, engine, most_tokens=4)
+
+    found = await rollout.compare("torch", comparison, rounds=1)
+
+    [ours], [theirs] = (found.laps[f"rollout, torch, {way}"].counted for way in ("worker", "bare"))
+    most = 4 * rollout.GROUPS * rollout.SESSIONS
+    assert 0.9 * most < ours.items <= most
+    assert 0.9 * most < theirs.items <= most
+    [goal] = found.goals
+    assert goal.found == pytest.approx(ours.items / ours.seconds * theirs.seconds / theirs.items)

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from headrace.bench import cycle, feed, sampling, store, wakeup, weights
+from headrace.bench import cycle, feed, rollout, sampling, store, wakeup, weights
 from headrace.bench.findings import Findings
 from headrace.bench.peer import running_peer
 from headrace.bench.setting import Setting
@@ -27,6 +27,8 @@ class Part:
 
     measure: Callable[[Setting], Awaitable[Findings]]
     needs_peer: bool = True
+    packages: Sequence[str] = ()
+    """What else it needs, all in the extra `local`."""
 
 
 PARTS: Final[Mapping[str, Part]] = {
@@ -36,6 +38,9 @@ PARTS: Final[Mapping[str, Part]] = {
     "weights": Part(weights.measure, needs_peer=False),
     "wakeup": Part(wakeup.measure),
     "sampling": Part(sampling.measure),
+    "rollout": Part(
+        rollout.measure, needs_peer=False, packages=("transfer_queue", "torch", "transformers")
+    ),
 }
 
 
@@ -56,6 +61,13 @@ def chosen(names: Sequence[str]) -> list[str]:
             f"{', '.join(compared)}: compared with TransferQueue, which is not installed: "
             "pip install 'headrace[store]'"
         )
+    for name in parts:
+        missing = [package for package in PARTS[name].packages if find_spec(package) is None]
+        if missing:
+            raise UsageError(
+                f"{name}: needs {', '.join(missing)}, which is not installed: "
+                "pip install 'headrace[local]'"
+            )
     return parts
 
 

@@ -16,7 +16,7 @@ def bench(
         list[str] | None,
         typer.Argument(
             metavar="PART",
-            help="ledger, feed, store, weights, wakeup, sampling; all, if none is named.",
+            help="ledger, feed, store, weights, wakeup, sampling, rollout; all, if none is named.",
             show_default=False,
         ),
     ] = None,
@@ -38,7 +38,7 @@ def bench(
 ) -> None:
     """Measure headrace beside TransferQueue and a bare pipeline: one table of ratios, and the goals.
 
-    Needs the extra `store`; starts its own processes and touches no run. What the lines mean is
+    Needs the extra `store`, `rollout` needs `local`; starts its own processes and touches no run. What the lines mean is
     in docs/benchmarks.md.
 
     Example: `headrace bench ledger feed --quick`
