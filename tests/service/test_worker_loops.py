@@ -15,6 +15,7 @@ from headrace.config.rollout import RewardConfig
 from headrace.config.rollout import ScriptedEngine as ScriptedConfig
 from headrace.rollout.engines.base import EngineStatus
 from headrace.rollout.engines.scripted import ScriptedEngine
+from headrace.rollout.worker import MOST_LOSSES
 from headrace.v1 import prompt_pb2
 from headrace.v1 import replay_pb2 as pb
 from headrace.v1.trajectory_pb2 import FINISH_REASON_LENGTH, FINISH_REASON_STOP, Trajectory
@@ -152,6 +153,34 @@ async def test_a_worker_whose_engine_died_hands_back_and_goes_on_with_the_newest
     gate.open.set()
     await world.ledger.until(lambda: world.ledger.is_whole("e0r0", "e0r1"))
     assert {ended.end for ended in world.ledger.ended_leases} == {pb.LEASE_END_RETURNED}
+
+
+async def test_a_group_that_the_engine_dies_with_again_and_again_is_at_fault(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.rollout.weights.POLL_S", 0.1)
+    gate = Gate()
+    await world.publish(0)
+    world.ledger.feed("e0r0")
+    await world.start(
+        ScriptedConfig(kind="scripted", mean_latency_s=1),
+        sleep=after_load(gate),
+        engine_type=Mortal,
+    )
+    engine = world.worker.engine
+    assert isinstance(engine, Mortal)
+    for _ in range(MOST_LOSSES + 2):
+        await eventually(lambda: world.worker.group_count == 1)
+        engine.die()
+        await eventually(lambda: world.worker.group_count == 0)
+    gate.open.set()
+    await world.ledger.until(lambda: world.ledger.is_whole("e0r0"))
+
+    ended = world.ledger.ended_leases
+    [failed] = [each for each in ended if each.end == pb.LEASE_END_FAILED]
+    assert failed.error == "the engine was lost with this group under way, 4 times"
+    assert {each.end for each in ended if each is not failed} == {pb.LEASE_END_RETURNED}
+    assert MOST_LOSSES <= ended.index(failed) < len(ended) - 1
 
 
 async def test_an_engine_error_fails_the_lease_and_is_never_a_reward_of_zero(world: World) -> None:

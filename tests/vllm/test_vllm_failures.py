@@ -120,7 +120,7 @@ async def test_a_request_that_vllm_refuses_or_cuts_short_fails_alone(tmp_path: P
                 request(3, limit=60),
             ]
         )
-        with pytest.raises(EngineError, match="vocab"):
+        with pytest.raises(EngineError, match="token 99999 of the prompt is none of"):
             await unknown
         with pytest.raises(EngineError, match="maximum model length of 40"):
             await long
@@ -193,6 +193,7 @@ class Scripted:
 
     is_dead = False
     silent_s = 0.0
+    vocab_size = 12
 
     def __init__(self, *pieces: Any) -> None:
         self._pieces = pieces

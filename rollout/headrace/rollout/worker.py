@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -48,6 +49,9 @@ FAREWELL_S: Final = 3.0
 _MOST_ENDINGS: Final = 4096
 _USUAL_GROUPS: Final = 64
 """Held at a time, if neither the configuration nor the engine says how many."""
+
+MOST_LOSSES: Final = 3
+"""How often an engine may be lost with a group before that is held against the group."""
 
 log = get_logger()
 
@@ -110,6 +114,8 @@ class Worker:
         self._continued_token_count = 0
         self._ended_group_count = 0
         self._groups: dict[asyncio.Task[None], GroupLife] = {}
+        self._lost_with: Counter[str] = Counter()
+        """How often the engine was lost with a group, by uid, while that is not done."""
         self._stub = replay_stub
         self._waits = waits
         self._stopping = stopping
@@ -129,7 +135,7 @@ class Worker:
             downloads=downloads,
             waits=waits,
             changes=self._changes,
-            lost=self._hand_back,
+            lost=self._lose_engine,
             pause=Pause(now=now, jitter=jitter),
             sleep=sleep,
         )
@@ -241,6 +247,16 @@ class Worker:
             self._groups[task] = life
             task.add_done_callback(self._forget)
 
+    def _lose_engine(self) -> None:
+        """Give up all groups, blaming those that it happens with again and again."""
+        for life in self._groups.values():
+            uid = life.lease.uid
+            self._lost_with[uid] += 1
+            if self._lost_with[uid] > MOST_LOSSES:
+                count = self._lost_with.pop(uid)
+                life.errors.append(f"the engine was lost with this group under way, {count} times")
+        self._hand_back()
+
     def _hand_back(self) -> None:
         """Give up all groups; what is on its way into the store goes on."""
         for life in self._groups.values():
@@ -265,6 +281,7 @@ class Worker:
             life.generated_token_count - life.recorded_token_count - life.kept_token_count
         )
         if outcome is Outcome.DONE:
+            self._lost_with.pop(life.lease.uid, None)
             self._pause.succeed()
         elif outcome is Outcome.LOST:
             log.info("lease_lost", uid=life.lease.uid, attempt=life.lease.attempt)

@@ -299,8 +299,11 @@ class VllmEngine:
         response = request.response
         begun = len(response.token_ids)
         last: Piece | None = None
+        prompt = [*request.prompt_token_ids, *response.token_ids]
+        if (most := max(prompt)) >= life.vocab_size:  # vLLM would die of it
+            raise EngineError(f"token {most} of the prompt is none of the {life.vocab_size} it has")
         pieces = life.sample(
-            [*request.prompt_token_ids, *response.token_ids],
+            prompt,
             temperature=request.temperature,
             max_tokens=request.max_response_length - begun,
             stop_id=self._eos_id,

@@ -107,6 +107,11 @@ class Life:
         return int(config.num_gpu_blocks) * int(config.block_size)
 
     @property
+    def vocab_size(self) -> int:
+        """Tokens that the model knows."""
+        return int(self._llm.model_config.get_vocab_size())
+
+    @property
     def max_sequences(self) -> int:
         """Sequences that are in a batch at most."""
         return int(self._llm.vllm_config.scheduler_config.max_num_seqs)
