@@ -188,6 +188,16 @@ def test_a_draft_past_the_threshold_is_dropped_when_its_group_is_leased() -> Non
     assert (dropped.reason, list(dropped.uids), dropped.step) == ("stale", [ref.uid], 4)
 
 
+@pytest.mark.parametrize("sync", [False, True])
+def test_in_sync_mode_only_what_the_steps_own_weights_have_made_is_gone_on_with(sync: bool) -> None:
+    world, ref = one_left()
+    world.settings = settings(window_size=4, threshold=3, sync=sync)
+    world.lease(version=3)
+
+    assert kept(world, ref.uid) == ({} if sync else {0: [(2, 0, 5)]})
+    world.fine()
+
+
 def test_what_there_is_no_room_for_is_not_kept() -> None:
     world = begun(max_draft_bytes=8 * 10)
     first, second = running(world, 2)

@@ -79,6 +79,18 @@ def test_logprobs_are_those_of_a_plain_forward_pass(model: Any, temperature: flo
         assert each.logprobs == pytest.approx(wanted, abs=1e-4)
 
 
+def test_what_is_read_bit_by_bit_is_read_all_the_same(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = ragged(temperature=1.0)
+    at_once = run(model, prompts)
+    monkeypatch.setattr("headrace.rollout.engines.sampler._PREFILL_TOKENS", 3 * len(prompts))
+
+    for each, wanted in zip(run(model, prompts), at_once, strict=True):
+        assert each.token_ids == wanted.token_ids
+        assert each.logprobs == pytest.approx(wanted.logprobs, abs=1e-4)
+
+
 def test_a_sequence_ends_with_the_stop_token_or_at_its_limit(model: Any) -> None:
     prompts = ragged(temperature=1.0, count=60)
 

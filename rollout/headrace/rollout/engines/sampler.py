@@ -26,6 +26,8 @@ from headrace.rollout.engines.draws import uniforms
 
 _CHUNK_ELEMENTS: Final = 2**24
 """Most elements of logits_bv made into distributions at once: 128 MiB of float64."""
+_PREFILL_TOKENS: Final = 2**16
+"""Most tokens read at once, paddings included: what goes on with long prefixes is many of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +156,12 @@ class _Batch:
             pad_u = longest - self._tensor(length_u)
             mask_ul = (position_ul >= pad_u[:, None]).long()
             position_ul = (position_ul - pad_u[:, None]).clamp_(min=0)
-        logits_uv = self._forward(self._tensor(padded_ul), mask_ul, position_ul)
+        ids_ul = self._tensor(padded_ul)
+        step = max(1, _PREFILL_TOKENS // len(places))
+        for begin in range(0, longest, step):
+            part = slice(begin, begin + step)
+            seen = None if mask_ul is None else mask_ul[:, : begin + step]
+            logits_uv = self._forward(ids_ul[:, part], seen, position_ul[:, part])
         row_b = self._tensor([places[prompt] for prompt in token_ids])
         self._mask_bk = None if mask_ul is None else mask_ul[row_b]
         self._position_b = self._tensor(length_u)[row_b]
