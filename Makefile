@@ -33,7 +33,7 @@ check: $(VENV)/.installed ## format, lint, types, protos, imports, generated doc
 	$(BIN)/buf lint
 	$(BIN)/buf format --diff --exit-code
 	$(MAKE) proto docs
-	git diff --exit-code -- proto/gen docs k8s
+	git diff --exit-code -- proto/gen docs/configuration.md
 
 format: $(VENV)/.installed ## format and fix what can be fixed
 	$(BIN)/ruff format .

@@ -246,6 +246,16 @@ class WrongRunError(WireError):
     reason = "WRONG_RUN"
 
 
+class WrongProcessError(WireError):
+    """The server is another process than the caller means; the right one may come to its address.
+
+    Where addresses are given out anew, that of a process that has gone is soon another's.
+    """
+
+    code = StatusCode.UNAVAILABLE
+    reason = "WRONG_PROCESS"
+
+
 WIRE_ERRORS: Final[dict[str, type[WireError]]] = {
     error.reason: error for error in WireError.__subclasses__()
 }

@@ -184,7 +184,8 @@ def restart(chance: random.Random) -> None:
 
 def roll() -> None:
     """Roll everything while it works; then workers that never become ready hold up nobody."""
-    kubectl("rollout", "restart", "statefulset", "deployment")
+    for kind in ("statefulset", "deployment"):
+        kubectl("rollout", "restart", kind)
     for workload in ["statefulset/" + pod.removesuffix("-0") for pod in ONCE]:
         kubectl("rollout", "status", workload, "--timeout=10m")
     kubectl("rollout", "status", "deployment/rollout", "--timeout=10m")

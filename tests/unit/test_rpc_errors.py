@@ -8,7 +8,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from headrace.errors import WIRE_ERRORS, InvalidFieldError, NotReadyError
+from headrace.errors import WIRE_ERRORS, InvalidFieldError, NotReadyError, WrongProcessError
 
 PROTOS = Path(__file__).parents[2] / "proto" / "headrace" / "v1"
 PROMISE = re.compile(r"// - ([A-Z_]+), reason ((?:[A-Z_]+(?:, )?)+)")
@@ -41,7 +41,7 @@ def test_an_invalid_field_is_named() -> None:
 
 def test_only_unavailable_asks_to_try_again() -> None:
     retried = [error for error in WIRE_ERRORS.values() if error.code is grpc.StatusCode.UNAVAILABLE]
-    assert retried == [NotReadyError]
+    assert retried == [NotReadyError, WrongProcessError]
 
 
 @pytest.mark.parametrize("reason", sorted(WIRE_ERRORS))

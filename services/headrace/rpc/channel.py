@@ -13,19 +13,11 @@ import json
 from typing import Any, Final
 
 import grpc
-from google.protobuf.descriptor import FileDescriptor
 
 from headrace.rpc.deadlines import with_deadline
+from headrace.rpc.methods import FILES
 from headrace.rpc.outgoing import Fill, SyncInterceptor, aio_interceptors
 from headrace.rpc.security import Security
-from headrace.v1 import (
-    checkpoint_pb2,
-    feeder_pb2,
-    replay_pb2,
-    rollout_pb2,
-    store_pb2,
-    trainer_pb2,
-)
 
 KEEPALIVE_MS: Final = 30_000
 """How often a connection with a call under way is checked. Servers allow no less than 20 s."""
@@ -44,15 +36,6 @@ _RETRY: Final = {
     "backoffMultiplier": 2,
     "retryableStatusCodes": ["UNAVAILABLE"],
 }
-
-_FILES: Final[tuple[FileDescriptor, ...]] = (
-    checkpoint_pb2.DESCRIPTOR,
-    feeder_pb2.DESCRIPTOR,
-    replay_pb2.DESCRIPTOR,
-    rollout_pb2.DESCRIPTOR,
-    store_pb2.DESCRIPTOR,
-    trainer_pb2.DESCRIPTOR,
-)
 
 
 def open_channel(target: str, security: Security | None = None) -> grpc.aio.Channel:
@@ -121,7 +104,7 @@ def _service_config() -> str:
     """
     names = [
         {"service": service.full_name, "method": method.name}
-        for file in _FILES
+        for file in FILES
         for service in file.services_by_name.values()
         for method in service.methods
         if not (method.client_streaming or method.server_streaming)

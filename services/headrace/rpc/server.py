@@ -27,6 +27,10 @@ MAX_PENDING_CALLS: Final = 20_000
 MIN_PING_INTERVAL_MS: Final = 20_000
 """Clients ping every 30 s; a server that does not allow it ends their connection."""
 
+CONNECTION_AGE_MS: Final = 60_000
+"""After this long a connection takes no new calls, and its client makes another one: it may lead to
+a process that was given the address of the one that is meant."""
+
 OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     # Otherwise two servers may share a port, and an occupied one looks free.
     ("grpc.so_reuseport", 0),
@@ -35,6 +39,7 @@ OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     ("grpc.server.max_pending_requests_hard_limit", MAX_PENDING_CALLS),
     ("grpc.http2.min_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
     ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.max_connection_age_ms", CONNECTION_AGE_MS),
 )
 
 

@@ -13,6 +13,8 @@ Errors every call of every service may give, health checks excepted:
   version of the protocol; both versions are in the metadata.
 - FAILED_PRECONDITION, reason WRONG_RUN: the server belongs to another run; both
   are in the metadata.
+- UNAVAILABLE, reason WRONG_PROCESS: the method is another process's; its address
+  was given out anew, or will be. Try again.
 """
 
 from collections import abc as _abc

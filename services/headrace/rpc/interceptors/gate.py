@@ -1,4 +1,4 @@
-"""Lets nobody in who has no business here: a wrong token, an old protocol, another run.
+"""Lets nobody in who has no business here: a wrong token, an old protocol, another run or process.
 
 Health checks need nothing, as those who make them know no secrets. Must stand inside the
 `ErrorInterceptor`, which turns the refusal into a status. Nothing of the call is read but its
@@ -16,10 +16,17 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import grpc
 from grpc_health.v1.health import SERVICE_NAME as HEALTH
 
-from headrace.errors import ProtocolMismatchError, TokenRefusedError, WireError, WrongRunError
+from headrace.errors import (
+    ProtocolMismatchError,
+    TokenRefusedError,
+    WireError,
+    WrongProcessError,
+    WrongRunError,
+)
 from headrace.log import get_logger
 from headrace.rpc.interceptors.around import around
 from headrace.rpc.metadata import AUTHORIZATION, PROTOCOL, PROTOCOL_VERSION, RUN, value_of
+from headrace.rpc.methods import PATHS
 
 if TYPE_CHECKING:
     from headrace.rpc.interceptors.around import Context
@@ -58,9 +65,12 @@ class GateInterceptor(grpc.aio.ServerInterceptor):
         """Give the method's handler, or one that refuses."""
         handler = await continuation(handler_call_details)
         method = handler_call_details.method
-        if handler is None or method.startswith(f"/{HEALTH}/"):
+        if method.startswith(f"/{HEALTH}/") or (handler is None and method not in PATHS):
             return handler
         refusal = self._refusal(handler_call_details)
+        if handler is None:
+            refusal = refusal or self._other_process(method)
+            return around(method, NOWHERE, partial(_refused, refusal))
         if refusal is None:
             return handler
         return around(method, handler, partial(_refused, refusal))
@@ -105,6 +115,22 @@ class GateInterceptor(grpc.aio.ServerInterceptor):
             run_id=self._run_id,
             callers_run_id=theirs,
         )
+
+    def _other_process(self, method: str) -> WireError:
+        return WrongProcessError(
+            f"{self._process} has no {method.rpartition('/')[2]}: what was called is the address of "
+            "another process, or was until just now; check endpoints if it stays so"
+        )
+
+
+async def _never(_requests: object, _context: object) -> None:
+    """Do what a method does that is not here."""
+
+
+NOWHERE: Final[grpc.RpcMethodHandler[object, object]] = grpc.stream_stream_rpc_method_handler(
+    _never
+)
+"""A handler for a method that is not here, of whatever kind."""
 
 
 @asynccontextmanager
