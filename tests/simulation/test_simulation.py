@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -78,7 +79,6 @@ def _assert_that_much_went_wrong(outcomes: list[Outcome]) -> None:
         "rows_lost": 10,
         "groups_returned": 10,
         "groups_dropped": 100,
-        "prompts_given_up": 1,
         "snapshots_joined": 5,
         "resumes_begun_once_more": 5,
         "engine_failures": 50,
@@ -98,6 +98,19 @@ def test_without_faults_every_row_is_trained_or_dropped_by_a_rule(seed: int) -> 
     world.run_to_the_end()
     assert world.judge.counts["rollbacks"] == 0
     assert world.judge.counts["step_committed"] == world.judge.model.committed
+
+
+def test_a_run_with_nothing_left_but_prompts_that_nobody_can_do_ends_when_they_are_given_up() -> (
+    None
+):
+    drawn = without_faults(scenario(1))
+    rules = replace(drawn.rules, window_size=8, epochs=1, strategy="none", threshold=None)
+    bad = frozenset(range(5))
+    world = World(
+        replace(drawn, rules=rules, row_count=8, bad_rows=bad, long_rows=frozenset(), fails=0.0)
+    )
+    world.run_to_the_end()
+    assert world.judge.counts["prompts_given_up"] == len(bad)
 
 
 @pytest.mark.parametrize("hash_seed", ["1", "2"])
