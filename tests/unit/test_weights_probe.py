@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from headrace.config.rollout import TorchEngine as TorchConfig
 from headrace.rollout.engines import probe
 from headrace.rollout.engines.base import EngineError, SampleRequest
+from headrace.rollout.engines.model import score
 from headrace.rollout.engines.probe import Probe, ProbeError
 from headrace.rollout.engines.torch_engine import TorchEngine
 from headrace.tokenizer import load_tokenizer
@@ -221,6 +222,17 @@ def test_the_trainers_numbers_are_those_of_a_plain_forward() -> None:
         assert each.logprobs == pytest.approx(wanted, abs=1e-5)
     assert found.dtype == "float32"
     assert parse(found.to_bytes(), source="x") == found
+
+
+def test_sequences_of_several_lengths_are_scored_as_each_alone() -> None:
+    model = trained(settings())
+    asked = [[2, 3], [4, 5, 6, 7, 8], [9, 10, 11]]
+
+    together = score(model, asked)
+
+    assert [len(each) for each in together] == [1, 4, 2]
+    for found, ids in zip(together, asked, strict=True):
+        assert found == pytest.approx(score(model, [ids])[0], abs=1e-5)
 
 
 @pytest.mark.parametrize(("max_length", "length"), [(2, 2), (16, 15), (65, 64), (4096, 64)])

@@ -87,10 +87,13 @@ def replace_state(model: Any, state: dict[str, Any]) -> dict[str, Any]:
 @torch.no_grad()
 def score(model: Any, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
     """Per sequence, the log-probability of each token after the first, at temperature 1."""
-    found: list[list[float]] = []
-    for token_ids in sequences:
-        ids_1k = torch.tensor([token_ids], device=model.device)
-        logits_kv = model(input_ids=ids_1k, use_cache=False).logits[0, :-1]
-        logp_kv = torch.log_softmax(logits_kv.float(), dim=-1)
-        found.append(logp_kv.gather(-1, ids_1k[0, 1:, None])[:, 0].tolist())
-    return found
+    longest = max(map(len, sequences))
+    # Padded on the right, where nothing but padding sees it.
+    padded = [[*token_ids, *[0] * (longest - len(token_ids))] for token_ids in sequences]
+    ids_bl = torch.tensor(padded, device=model.device)
+    logits_blv = model(input_ids=ids_bl, use_cache=False).logits[:, :-1]
+    logp_blv = torch.log_softmax(logits_blv.float(), dim=-1)
+    logp_bl = logp_blv.gather(-1, ids_bl[:, 1:, None])[:, :, 0].tolist()
+    return [
+        found[: len(token_ids) - 1] for found, token_ids in zip(logp_bl, sequences, strict=True)
+    ]
