@@ -16,7 +16,9 @@ from typing import Any
 import pytest
 from going_on import Following
 from judge_journal import read_file_journal
+from killer import EVERYBODY, carry_out, plan
 from launched import Launched, launched, living_in
+from long_run import KILLS, SEED, STEPS, only_in_a_long_run
 from scene import eventually, scene, small_config
 
 from headrace.v1 import journal_pb2
@@ -133,3 +135,25 @@ def test_a_run_that_was_killed_as_a_whole_goes_on_with_its_answers(tmp_path: Pat
         assert each.record.min_version <= min(each.versions)
     lines = {each.record.lineage for each in gone_on}
     assert len(lines) == 1, "of the line that the resume has opened"
+
+
+@only_in_a_long_run
+@pytest.mark.timeout(240 + 12 * KILLS)
+async def test_a_run_of_long_answers_under_random_kills_has_each_token_once(tmp_path: Path) -> None:
+    print(f"HEADRACE_CHAOS_SEED={SEED} HEADRACE_CHAOS_KILLS={KILLS}")
+    config = small_config(
+        tmp_path,
+        rows=4 * STEPS * 4,
+        data=DATA,
+        rollout=SLOW,
+        trainer={"total_training_steps": STEPS},
+        sampler={"max_off_policy_strategy": "drop", "max_off_policy_threshold": 4},
+        journal={"compact_every": 100, "keep_settled": 20},
+    )
+    kills = plan(f"{SEED}/drafts", KILLS, STEPS, EVERYBODY)
+    async with scene(tmp_path, config, may_drop=["stale"]) as play:
+        killing = asyncio.create_task(carry_out(kills, play))
+        await play.recorder.run()
+        print(f"{await killing} kills; {(await play.recorder.audit()).counts}")
+        assert await play.findings() == []
+        assert Following().follow(play.journal()).ended

@@ -23,7 +23,7 @@ def test_responses_take_time_and_are_reported_if_the_users_are(tmp_path: Path) -
 
     assert isinstance(config.rollout.engine, ScriptedEngine)
     assert config.rollout.partial_rollout
-    assert config.rollout.engine.token_latency_s * 80 == 1.0
+    assert config.rollout.engine.token_latency_s * 80 == 3.0
     assert config.rollout.journal_tokens_every == 10
 
 

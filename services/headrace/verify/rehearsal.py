@@ -21,7 +21,7 @@ REPLACED: Final = (
     "journal, store and checkpoints are in the rehearsal's own directory",
 )
 """What is not the user's, in words."""
-LONGEST_S: Final = 1.0
+LONGEST_S: Final = 3.0
 """With the journal of tokens: how long the longest response takes, so that some are under way
 whenever somebody is killed."""
 REPORTS: Final = 8
