@@ -17,7 +17,7 @@ import httpx
 
 from headrace.rollout.engines.vllm_server.facts import BACKEND, EXTENSION
 
-START_S = 300.0
+START_S = 600.0
 
 
 class ServerProcess:

@@ -18,15 +18,17 @@ from vllm_world import EOS, MARKS, POSITIONS, gap, make_model, request, sampled
 from worker_scene import eventually
 
 from headrace.config.vllm_server import VllmServerEngine as Config
-from headrace.rollout.engines.base import EngineError, EngineLostError, SampleRequest
+from headrace.rollout.engines.base import EngineError, EngineLostError, Sample, SampleRequest
 from headrace.rollout.engines.vllm_server.calls import Calls
 from headrace.rollout.engines.vllm_server.engine import VllmServerEngine
 from headrace.rollout.engines.vllm_server.make import make
 
-pytestmark = MARKS
+pytestmark = [*MARKS, pytest.mark.timeout(1800)]
 
 MODEL = "qwen3-tied"
 LONG = 400
+MANY = 48
+"""Sequences that take a server some seconds together, if they are long."""
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +46,7 @@ async def running(
 ) -> AsyncIterator[VllmServerEngine]:
     config = Config(
         **{
-            "kind": "vllm_server", "base_urls": [server.url], "look_every_s": 0.5,
+            "kind": "vllm_server", "base_urls": [server.url], "look_every_s": 0.2,
             "stream_interval": 4, "update_timeout_s": 30, **settings,
         }
     )  # fmt: skip
@@ -158,7 +160,7 @@ async def test_a_sequence_that_is_cancelled_leaves_the_server(
 ) -> None:
     async with running(server) as engine:
         await engine.load(line.publish(0))
-        futures = engine.generate([request(session, limit=LONG) for session in range(16)])
+        futures = engine.generate([request(session, limit=LONG) for session in range(MANY)])
         await eventually(lambda: engine.status().generated_token_count > 16)
         for future in futures:
             future.cancel()
@@ -170,17 +172,19 @@ async def test_each_token_of_a_response_is_of_the_weights_that_it_says(tmp_path:
     with server_process(Path(line.publish(0).uri), tmp_path / "log") as server:
         async with running(server, keeps=True) as engine:
             await engine.load(line.publish(1))
-            asked = [request(session, limit=LONG) for session in range(4)]
+            asked = [request(session, limit=LONG) for session in range(MANY)]
             futures = engine.generate(asked)
-            await eventually(lambda: _have(asked, 40))
+            await eventually(lambda: _have(asked, 8))
             await engine.load(line.publish(2))
             await asyncio.gather(*futures)
 
+        went_on = [each for each in asked if len(each.response.weight_spans) == 2]
+        assert went_on, "some were under way"
         for each in asked:
             spans = each.response.weight_spans
-            assert [span.version for span in spans] == [1, 2]
-            assert [span.begin for span in spans] == [0, spans[0].end]
-            assert spans[1].end == LONG
+            assert [span.version for span in spans] == [1, 2][: len(spans)]
+            assert [span.begin for span in spans] == [0, spans[0].end][: len(spans)]
+            assert spans[-1].end == LONG
             for span in spans:
                 assert gap(line.model(span.version), each, begin=span.begin, end=span.end) < 1e-4
 
@@ -196,14 +200,14 @@ async def test_a_server_that_is_killed_is_used_again_when_it_was_started_again(
             await engine.load(line.publish(1))
             for kill in (server.kill_engine, server.kill):
                 lost.clear()
-                asked = [request(session, limit=LONG) for session in range(4)]
+                asked = [request(session, limit=LONG) for session in range(MANY)]
                 futures = engine.generate(asked)
                 await eventually(partial(_have, asked, 8))
                 kill()
                 outcomes = await asyncio.gather(*futures, return_exceptions=True)
-                assert {type(outcome) for outcome in outcomes if outcome} <= set(
-                    _subclasses(EngineLostError)
-                )
+                errors = [each for each in outcomes if not isinstance(each, Sample)]
+                assert errors, "some were under way"
+                assert all(isinstance(each, EngineLostError) for each in errors)
                 await asyncio.wait_for(lost.wait(), 30)
                 for each in asked:
                     assert gap(line.model(1), each) < 1e-4, "what was seen is good to go on behind"
@@ -216,7 +220,3 @@ async def test_a_server_that_is_killed_is_used_again_when_it_was_started_again(
 
 def _have(asked: list[SampleRequest], count: int) -> bool:
     return all(len(each.response.token_ids) > count for each in asked)
-
-
-def _subclasses(of: type[BaseException]) -> list[type[BaseException]]:
-    return [of, *(each for sub in of.__subclasses__() for each in _subclasses(sub))]
