@@ -14,7 +14,7 @@ import torch
 
 from headrace.config.vllm import VllmEngine as VllmConfig
 from headrace.rollout.engines.base import Response, Sample, SampleRequest
-from headrace.rollout.engines.vllm_args import prepare_environment
+from headrace.rollout.engines.vllm_engine import VllmEngine
 from headrace.rpc.waits import Waits
 from headrace.tokenizer.load import load_tokenizer
 
@@ -68,12 +68,8 @@ async def running(
     *, partial: bool = False, silence_s: float = 120, waits: Waits | None = None, **options: Any
 ) -> AsyncIterator[Any]:
     """Give an engine, without weights."""
-    config = settings(**options)
-    prepare_environment(config)
-    from headrace.rollout.engines.vllm_engine import VllmEngine
-
     engine = VllmEngine(
-        config, eos_id=EOS, seed=1, max_length=POSITIONS, partial=partial, silence_s=silence_s,
+        settings(**options), eos_id=EOS, seed=1, max_length=POSITIONS, partial=partial, silence_s=silence_s,
         waits=waits or Waits(stall_after_s=600),
     )  # fmt: skip
     await engine.start()

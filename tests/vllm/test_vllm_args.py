@@ -12,7 +12,7 @@ from launched import headrace
 from vllm_world import MARKS, POSITIONS, make_model, running, settings
 
 from headrace.errors import UsageError
-from headrace.rollout.engines.vllm_args import check_arguments, make_config, prepare_environment
+from headrace.rollout.engines.vllm_args import make_config, prepare
 
 pytestmark = MARKS
 
@@ -41,7 +41,7 @@ pytestmark = MARKS
 )
 def test_names_and_types_are_checked_by_vllms_own_class(options: Any, said: str) -> None:
     with pytest.raises(UsageError) as refused:
-        check_arguments(settings(**options))
+        prepare(settings(**options))
 
     assert said in str(refused.value)
 
@@ -49,8 +49,7 @@ def test_names_and_types_are_checked_by_vllms_own_class(options: Any, said: str)
 def test_what_is_configured_is_what_vllm_gets(tmp_path: Path) -> None:
     weights = probed.publish(tmp_path, make_model("gpt2-tied", 0), 0)
     config = settings(dtype="bfloat16", engine_args={"max_num_seqs": 8})
-    prepare_environment(config)
-    check_arguments(config)
+    prepare(config)
 
     made = make_config(config, Path(weights.uri), max_length=40, seed=7)
 

@@ -67,10 +67,10 @@ def test_a_run_on_vllm_comes_to_its_end_though_vllm_is_killed_and_the_books_bala
     tmp_path: Path,
 ) -> None:
     with launched(tmp_path, example(tmp_path)) as run:
-        run.until(lambda: run.steps >= 2, within_s=400)
+        run.until(lambda: run.steps >= 2, within_s=900)
         found = metrics_of(run)
         core_of(run).kill()
-        code, output = run.ended(within_s=600)
+        code, output = run.ended(within_s=800)
         assert code == 0, output
         assert run.left() == []
         log = (run.run / "logs" / "worker-0.log").read_text()

@@ -71,10 +71,6 @@ def _make_torch(
 def _make_vllm(
     section: VllmEngineConfig, config: Config, tokenizer: Tokenizer, waits: Waits
 ) -> Engine:
-    from headrace.rollout.engines.vllm_args import check_arguments, prepare_environment
-
-    prepare_environment(section)
-    check_arguments(section)
     from headrace.rollout.engines.vllm_engine import VllmEngine
 
     return VllmEngine(

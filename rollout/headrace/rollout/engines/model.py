@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -15,8 +15,7 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from headrace.rollout.engines.base import EngineError
-
-WEIGHTS_NAME: Final = "model.safetensors"
+from headrace.rollout.engines.weights import WEIGHTS_NAME
 
 
 def build_model(directory: Path, *, device: Any, dtype: Any) -> Any:

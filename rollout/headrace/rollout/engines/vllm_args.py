@@ -41,37 +41,32 @@ _CPU_ENVIRONMENT: Final = {
 }
 
 
-def prepare_environment(config: VllmEngine) -> None:
-    """Set environment variables for vLLM, which reads some when it is imported.
+def prepare(config: VllmEngine) -> None:
+    """Import vLLM in the environment that it needs, and have it check the arguments.
 
-    What is set already stays.
+    Environment variables that are set already stay.
 
     Raises:
-        UsageError: vLLM cannot be imported.
+        UsageError: vLLM cannot be imported, or does not take the arguments.
 
     """
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     import_vllm()
-    if not is_cpu():
-        return
-    for name, value in _CPU_ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
-    if config.threads is not None:
-        os.environ["OMP_NUM_THREADS"] = str(config.threads)
-        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+    if _is_cpu():
+        for name, value in _CPU_ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
+        if config.threads is not None:
+            os.environ["OMP_NUM_THREADS"] = str(config.threads)
+            os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+    _check_arguments(config)
 
 
-def check_arguments(config: VllmEngine) -> None:
-    """See whether vLLM knows the arguments, and whether their values are of its types.
+def _check_arguments(config: VllmEngine) -> None:
+    """See whether vLLM knows the names, and whether the values are of its types.
 
     Whether they fit the model is seen when it is there.
-
-    Raises:
-        UsageError: One line for each that is wrong. Or vLLM cannot be imported.
-
     """
-    import_vllm()
     from vllm.engine.arg_utils import AsyncEngineArgs
 
     types = {field.name: field.type for field in dataclasses.fields(AsyncEngineArgs)}
@@ -114,7 +109,7 @@ def make_config(config: VllmEngine, directory: Path, *, max_length: int, seed: i
         raise _refused(error) from error
 
 
-def is_cpu() -> bool:
+def _is_cpu() -> bool:
     """Whether the vLLM that is installed is for CPUs."""
     from vllm.platforms import current_platform
 
@@ -126,7 +121,7 @@ def _arguments(config: VllmEngine) -> dict[str, Any]:
 
     from headrace.rollout.engines.vllm_weights import BACKEND, EXTENSION
 
-    cpu = is_cpu()
+    cpu = _is_cpu()
     kv_bytes = config.kv_cache_memory_bytes
     defaults = {"block_size": CPU_BLOCK_TOKENS} if cpu else {}
     return defaults | config.engine_args | {
@@ -178,8 +173,7 @@ def _refused(error: Exception) -> UsageError:
 if __name__ == "__main__":
     try:
         section = VllmEngine.model_validate_json(sys.stdin.read())
-        prepare_environment(section)
-        check_arguments(section)
+        prepare(section)
     except UsageError as error:
         print(error)  # noqa: T201
         sys.exit(2)

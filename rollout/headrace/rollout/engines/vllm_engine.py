@@ -16,7 +16,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from headrace.config.vllm import VllmEngine as VllmEngineConfig
 from headrace.errors import UsageError
@@ -31,14 +31,14 @@ from headrace.rollout.engines.base import (
     SampleRequest,
 )
 from headrace.rollout.engines.gate import Gate
-from headrace.rollout.engines.model import WEIGHTS_NAME
 from headrace.rollout.engines.probe import Probe, ProbeError
-from headrace.rollout.engines.vllm_life import Life, Piece
-from headrace.rollout.engines.vllm_stats import StatKeeper
 from headrace.rollout.engines.vllm_whole import check_whole, label_of
-from headrace.rollout.engines.weights import confirm
+from headrace.rollout.engines.weights import WEIGHTS_NAME, confirm
 from headrace.rpc.waits import Waits
 from headrace.v1 import prompt_pb2
+
+if TYPE_CHECKING:
+    from headrace.rollout.engines.vllm_life import Life, Piece
 
 _START_S: Final = 1800.0
 """A start that takes longer is a stall: a large model is read, compiled and warmed up in it."""
@@ -100,7 +100,14 @@ class VllmEngine:
         self._probe_gap: float | None = None
 
     async def start(self) -> None:
-        """Do nothing: vLLM is started with the first weights."""
+        """Import vLLM, and have it check what is configured; it is started with the first weights.
+
+        Raises:
+            UsageError: It cannot be imported, or the arguments are wrong.
+
+        """
+        with self._waits.waiting("vLLM to be imported", owner="vllm", stall_after_s=_START_S):
+            await asyncio.to_thread(vllm_args.prepare, self._config)
 
     async def close(self) -> None:
         """Abort what is under way, and end vLLM's processes."""
@@ -174,6 +181,10 @@ class VllmEngine:
                 await self._gate.empty()
 
     async def _start_life(self, directory: Path, weights: prompt_pb2.WeightsId) -> None:
+        # Imported here: it takes long, and is done in `start`.
+        from headrace.rollout.engines.vllm_life import Life
+        from headrace.rollout.engines.vllm_stats import StatKeeper
+
         with self._waits.waiting(
             "vLLM to start", owner="vllm", ends_when="the model is loaded", stall_after_s=_START_S
         ):

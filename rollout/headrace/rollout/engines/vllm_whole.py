@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from headrace.rollout.engines.base import EngineError, Response, SampleRequest
-from headrace.rollout.engines.vllm_life import Piece
 from headrace.v1 import prompt_pb2, trajectory_pb2
+
+if TYPE_CHECKING:
+    from headrace.rollout.engines.vllm_life import Piece
 
 _REASONS: Final = {
     "stop": trajectory_pb2.FINISH_REASON_STOP,

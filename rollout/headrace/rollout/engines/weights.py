@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from typing import Final
 
 from headrace.rollout.engines.base import EngineError
 from headrace.v1 import prompt_pb2
 from headrace.weights.directory import verify
 from headrace.weights.manifest import MANIFEST_NAME, Manifest, WeightsDamagedError, parse
+
+WEIGHTS_NAME: Final = "model.safetensors"
+"""The file with the model's weights."""
 
 
 def confirm(published: prompt_pb2.PublishedWeights) -> Path:
