@@ -60,6 +60,8 @@ class Group:
     @property
     def draft_token_count(self) -> int:
         """Tokens of its drafts."""
+        if not self.drafts:  # as almost always
+            return 0
         return sum(len(draft.token_ids) for draft in self.drafts.values())
 
     def missing(self, n: int) -> list[int]:
