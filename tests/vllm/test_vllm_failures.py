@@ -17,6 +17,7 @@ from vllm_world import EOS, MARKS, gap, grown, make_model, request, running, sam
 
 from headrace.rollout.engines.base import EngineError, EngineLostError, Response
 from headrace.rollout.engines.probe import ProbeError
+from headrace.rpc.waits import Waits
 from headrace.trainer.publisher import save_model
 from headrace.v1 import prompt_pb2
 from headrace.v1.trajectory_pb2 import WeightSpan
@@ -66,6 +67,26 @@ async def test_a_vllm_that_is_killed_or_hangs_is_noticed_and_the_next_load_start
 
     assert gap(model, again) < 1e-4
     assert made.generated_token_count == made.aborted_token_count + 20
+
+
+async def test_a_vllm_that_dies_while_it_takes_weights_is_lost_at_once(tmp_path: Path) -> None:
+    weights = [probed.publish(tmp_path, make_model(NAME, 0), version) for version in range(2)]
+    waits = Waits(stall_after_s=600)
+    async with running(silence_s=600, waits=waits) as engine:
+        await engine.load(weights[0])
+        core, *_ = processes = list(engine._life._processes)
+        core.suspend()  # so that it cannot answer before it dies
+        loading = asyncio.create_task(engine.load(weights[1]))
+        async with asyncio.timeout(60):
+            while "vLLM to take weights" not in {wait.name for wait in waits.snapshot()}:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+
+        core.kill()
+
+        async with asyncio.timeout(60):
+            with pytest.raises(EngineLostError):
+                await loading
+        await gone(processes)
 
 
 async def test_weights_that_vllm_computes_something_else_with_are_refused_and_so_is_all_work(

@@ -13,10 +13,10 @@ weights are not certain, is ended, and the next load starts another one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import aclosing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from headrace.config.vllm import VllmEngine as VllmEngineConfig
 from headrace.errors import UsageError
@@ -39,6 +39,8 @@ from headrace.v1 import prompt_pb2
 
 if TYPE_CHECKING:
     from headrace.rollout.engines.vllm_life import Life, Piece
+
+_Result = TypeVar("_Result")
 
 _START_S: Final = 1800.0
 """A start that takes longer is a stall: a large model is read, compiled and warmed up in it."""
@@ -89,7 +91,7 @@ class VllmEngine:
         """That the weights are what the trainer computes with."""
         self._under_way: set[asyncio.Task[Sample]] = set()
         self._inside: set[asyncio.Task[Any]] = set()
-        """Those of them that vLLM knows."""
+        """What waits for an answer of vLLM. A dead one does not answer all of it."""
         self._ending: asyncio.Task[None] | None = None
         """The end of a life that was given up."""
         self._tell_lost: Callable[[], None] = lambda: None
@@ -161,7 +163,8 @@ class VllmEngine:
                 if self._life is None:
                     await self._start_life(directory, weights.id)
                 else:
-                    await self._update_life(self._life, directory, weights.id)
+                    life = self._life
+                    await self._with(life, self._update_life(life, directory, weights.id))
                 await self._compare(wanted)
             except (UsageError, asyncio.CancelledError):
                 await self._end_life()
@@ -221,7 +224,7 @@ class VllmEngine:
         life = self._life
         if wanted is not None and life is not None:
             async with asyncio.timeout(self._silence_s):
-                found = await life.score(wanted.sequences)
+                found = await self._with(life, life.score(wanted.sequences))
             try:
                 self._probe_gap = wanted.check(
                     found,
@@ -234,6 +237,24 @@ class VllmEngine:
                 raise
         if life is None or life is not self._life:
             raise EngineLostError("vLLM died with its new weights")
+
+    async def _with(self, life: Life, work: Coroutine[Any, Any, _Result]) -> _Result:
+        """Do something that ends if the life does.
+
+        Raises:
+            EngineLostError: It has.
+
+        """
+        task = asyncio.create_task(work, name="vllm update")
+        self._inside.add(task)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if life is not self._life:
+                raise EngineLostError("vLLM died with its new weights") from None
+            raise
+        finally:
+            self._inside.discard(task)
 
     async def _keep_watch(self, life: Life) -> None:
         """Give up a life that is over, and say so."""
