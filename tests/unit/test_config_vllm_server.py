@@ -9,6 +9,10 @@ import pytest
 from headrace.cli.preflight import preflight
 from headrace.config.load import load_config
 from headrace.errors import UsageError
+from headrace.rollout.engines.base import EngineLostError, SampleRequest
+from headrace.rollout.engines.make import make_engine
+from headrace.rpc.waits import Waits
+from headrace.tokenizer.load import load_tokenizer
 
 CONFIG = """
 data:
@@ -86,3 +90,19 @@ def test_files_that_cannot_be_read_are_named_before_anything_starts(
         preflight(file, [f"rollout.engine.{name}=gone"])
 
     assert preflight(file, []).config.rollout.engine.kind == "vllm_server"
+
+
+async def test_the_engine_is_made_of_its_section(file: Path) -> None:
+    config = load_config(file, ["rollout.engine.base_urls=['http://a:1', 'https://b/vllm']"])
+    tokenizer = load_tokenizer(config.model)
+
+    engine = make_engine(
+        config, tokenizer, waits=Waits(stall_after_s=60), batch_ended=lambda _: None
+    )
+
+    assert engine.kind == "vllm_server"
+    assert engine.status().room == 0
+    [future] = engine.generate([SampleRequest("e0r0", 0, 1, [2], 1.0, 4)])
+    with pytest.raises(EngineLostError, match="a:1: it has no weights yet; b: it has no weights"):
+        await future
+    await engine.close()
