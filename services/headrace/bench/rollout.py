@@ -64,6 +64,7 @@ def _engines() -> dict[str, dict[str, Any]]:
         "torch": {"kind": "torch", "max_batch_sequences": BATCH, "threads": threads}
     }
     if find_spec("vllm") is not None:
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # its warnings would fill the terminal
         found["vllm"] = {
             "kind": "vllm",
             "threads": threads,
