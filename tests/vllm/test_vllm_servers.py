@@ -174,7 +174,7 @@ async def test_each_token_of_a_response_is_of_the_weights_that_it_says(tmp_path:
             await engine.load(line.publish(1))
             asked = [request(session, limit=LONG) for session in range(MANY)]
             futures = engine.generate(asked)
-            await eventually(lambda: _have(asked, 8))
+            await eventually(lambda: _has_any(asked, 8))
             await engine.load(line.publish(2))
             await asyncio.gather(*futures)
 
@@ -202,14 +202,14 @@ async def test_a_server_that_is_killed_is_used_again_when_it_was_started_again(
                 lost.clear()
                 asked = [request(session, limit=LONG) for session in range(MANY)]
                 futures = engine.generate(asked)
-                await eventually(partial(_have, asked, 8))
+                await eventually(partial(_has_any, asked, 8))
                 kill()
                 outcomes = await asyncio.gather(*futures, return_exceptions=True)
                 errors = [each for each in outcomes if not isinstance(each, Sample)]
                 assert errors, "some were under way"
                 assert all(isinstance(each, EngineLostError) for each in errors)
                 await asyncio.wait_for(lost.wait(), 30)
-                for each in asked:
+                for each in filter(lambda each: each.response.token_ids, asked):
                     assert gap(line.model(1), each) < 1e-4, "what was seen is good to go on behind"
 
                 await asyncio.to_thread(server.kill)
@@ -218,5 +218,5 @@ async def test_a_server_that_is_killed_is_used_again_when_it_was_started_again(
                 await assert_agrees(engine, line, 1)
 
 
-def _have(asked: list[SampleRequest], count: int) -> bool:
-    return all(len(each.response.token_ids) > count for each in asked)
+def _has_any(asked: list[SampleRequest], count: int) -> bool:
+    return any(len(each.response.token_ids) > count for each in asked)
