@@ -182,7 +182,7 @@ async def test_each_token_of_a_response_is_of_the_weights_that_it_says(tmp_path:
         assert went_on, "some were under way"
         for each in asked:
             spans = each.response.weight_spans
-            assert [span.version for span in spans] == [1, 2][: len(spans)]
+            assert [span.version for span in spans] in ([1], [1, 2], [2])
             assert [span.begin for span in spans] == [0, spans[0].end][: len(spans)]
             assert spans[-1].end == LONG
             for span in spans:
