@@ -141,6 +141,13 @@ class WeightsGoneError(WireError):
     reason = "WEIGHTS_GONE"
 
 
+class WeightsGroupError(WireError):
+    """Weights cannot be sent to this worker's engine; it gets them as files."""
+
+    code = StatusCode.FAILED_PRECONDITION
+    reason = "WEIGHTS_GROUP_FAILED"
+
+
 class TrainerFencedError(WireError):
     """A newer trainer has registered."""
 

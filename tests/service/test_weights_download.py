@@ -169,6 +169,24 @@ async def test_only_the_newest_version_is_kept_and_is_got_once(town: Town) -> No
     assert len(town.giver.asked) == asked
 
 
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+async def test_a_file_that_was_left_out_is_got_later_and_nothing_else_again(town: Town) -> None:
+    weights = publish(town.given, 0)
+    here = Path((await town.downloads.get(weights, without=["model.safetensors"])).uri)
+    without = names(here)
+    town.giver.asked.clear()
+
+    verify(here, without=["model.safetensors"])
+    await town.downloads.get(weights)
+
+    assert without == ["config.json", "empty", "manifest.json"]
+    assert town.giver.asked == [("model.safetensors", 0)]
+    verify(here)
+
+
 async def test_what_went_bad_on_the_workers_disk_is_got_again(town: Town) -> None:
     weights = publish(town.given, 0)
     here = Path((await town.downloads.get(weights)).uri)

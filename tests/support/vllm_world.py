@@ -65,11 +65,17 @@ def settings(**options: Any) -> VllmConfig:
 
 @asynccontextmanager
 async def running(
-    *, partial: bool = False, silence_s: float = 120, waits: Waits | None = None, **options: Any
+    *,
+    partial: bool = False,
+    receives: bool = False,
+    silence_s: float = 120,
+    waits: Waits | None = None,
+    **options: Any,
 ) -> AsyncIterator[Any]:
     """Give an engine, without weights."""
     engine = VllmEngine(
-        settings(**options), eos_id=EOS, seed=1, max_length=POSITIONS, partial=partial, silence_s=silence_s,
+        settings(**options), eos_id=EOS, seed=1, max_length=POSITIONS, partial=partial,
+        receives=receives, silence_s=silence_s,
         waits=waits or Waits(stall_after_s=600),
     )  # fmt: skip
     await engine.start()

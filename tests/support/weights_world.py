@@ -16,6 +16,7 @@ from headrace.rollout.download import Downloads
 from headrace.rpc.channel import open_channel
 from headrace.trainer.progress import Progress
 from headrace.trainer.service import TrainerService
+from headrace.trainer.weights_groups import WeightsGroups
 from headrace.trainer.weights_server import WeightsServer
 from headrace.v1 import prompt_pb2, status_pb2, trainer_pb2_grpc
 from headrace.v1 import trainer_pb2 as pb
@@ -28,8 +29,15 @@ MIB = 2**20
 class Giver(TrainerService):
     """Remembers what was asked and sent; `spoil` may change a piece, or fail."""
 
-    def __init__(self, root: Path) -> None:
-        super().__init__(status_pb2.ProcessStatus, Progress(), WeightsServer(root, run_id="run"))
+    def __init__(
+        self, root: Path, groups: WeightsGroups | None = None, *, run_id: str = "run"
+    ) -> None:
+        super().__init__(
+            status_pb2.ProcessStatus,
+            Progress(),
+            WeightsServer(root, run_id=run_id),
+            groups=groups,
+        )
         self.asked: list[tuple[str, int]] = []
         """File and offset of each call."""
         self.sizes: list[list[int]] = []

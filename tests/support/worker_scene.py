@@ -7,11 +7,13 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from worker_world import TinyLedger, TinyStore, serving
 
 from headrace.config.rollout import RewardConfig
 from headrace.config.rollout import ScriptedEngine as ScriptedConfig
+from headrace.rollout.direct import DirectWay
 from headrace.rollout.download import Downloads
 from headrace.rollout.engines.scripted import ScriptedEngine
 from headrace.rollout.rewards.make import make_rewards
@@ -48,11 +50,16 @@ class World:
         self.store_address = ""
 
     async def publish(
-        self, version: int, *, checksum: str | None = None, uri: str | None = None
+        self,
+        version: int,
+        *,
+        checksum: str | None = None,
+        uri: str | None = None,
+        write_files: Callable[[Path], None] = lambda fresh: None,
     ) -> None:
         directory, right = write(
             self.root, run_id="run", lineage="main", version=version,
-            write_files=lambda fresh: None,
+            write_files=write_files,
         )  # fmt: skip
         await self.ledger.publish(
             prompt_pb2.PublishedWeights(
@@ -94,6 +101,7 @@ class World:
         idle_after_s: float | None = None,
         pauses: Callable[[float], Awaitable[None]] = asyncio.sleep,
         downloads: Downloads | None = None,
+        direct: Callable[[Any], DirectWay] | None = None,
         engine_type: type[ScriptedEngine] = ScriptedEngine,
         partial: bool = False,
         report_every: int | None = None,
@@ -124,7 +132,7 @@ class World:
             engine=scripted, rewards=rewards, decode=decode,
             replay_stub=replay_pb2_grpc.ReplayBufferServiceStub(replay),
             store_stub=store_pb2_grpc.TrajectoryStoreServiceStub(store), downloads=downloads,
-            waits=self.waits, stopping=self.stopping, sleep=pauses, jitter=lambda: 0.0,
+            direct=direct(scripted) if direct is not None else None, waits=self.waits, stopping=self.stopping, sleep=pauses, jitter=lambda: 0.0,
         )  # fmt: skip
         self.running = asyncio.create_task(self.worker.run())
 

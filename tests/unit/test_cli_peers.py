@@ -26,7 +26,11 @@ def config(**weights: Any) -> Config:
 
 @pytest.mark.parametrize(
     ("transport", "expected"),
-    [("dir", ("replay", "store")), ("grpc", ("replay", "store", "trainer"))],
+    [
+        ("dir", ("replay", "store")),
+        ("grpc", ("replay", "store", "trainer")),
+        ("nccl", ("replay", "store", "trainer")),
+    ],
 )
 def test_workers_know_the_trainer_if_it_serves_the_weights(
     transport: str, expected: tuple[str, ...], tmp_path: Path

@@ -231,6 +231,17 @@ def test_a_token_that_others_can_read_is_warned_about(file: Path, url: str, warn
     assert config.reward.http.token_file == file.parent / "t"
 
 
+@pytest.mark.parametrize(("kind", "warns"), [("torch", True), ("vllm", False)])
+def test_a_transport_that_an_engine_does_not_have_is_warned_about(
+    file: Path, kind: str, warns: bool
+) -> None:
+    config = load_config(file, ["weights.transport=nccl", f"rollout.engine={{kind: {kind}}}"])
+
+    said = [line for line in config.warnings() if line.startswith("weights.transport = nccl")]
+    assert bool(said) is warns
+    assert all("(it is torch): workers get weights as with grpc" in line for line in said)
+
+
 SYNC = ["trainer.trainer_mode=sync", "trainer.num_warmup_batches=0"]
 
 

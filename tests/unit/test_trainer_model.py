@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
 from transformers import AutoModelForCausalLM
 
 from headrace.config.model import AlphabetTokenizer, ModelConfig
@@ -14,7 +15,9 @@ from headrace.errors import UsageError
 from headrace.tokenizer import load_tokenizer
 from headrace.trainer.model import build_model, pick_device
 from headrace.trainer.publisher import WeightsWriter, save_model
+from headrace.weights.digest import digest, text_of
 from headrace.weights.directory import verify
+from headrace.weights.tensors import TENSORS_NAME, parse
 
 OPTIONS: dict[str, Any] = {"n_layer": 1, "n_embd": 16, "n_head": 2, "n_positions": 16}
 QWEN = {
@@ -78,6 +81,27 @@ def test_written_weights_are_the_model_again_in_one_file(
     assert same_weights(model, again)
     ids = torch.tensor([[2, 3, 4]])
     assert torch.equal(model(input_ids=ids).logits, again.eval()(input_ids=ids).logits)
+
+
+def test_a_version_lists_its_tensors_if_workers_may_receive_them_without_the_file(
+    tmp_path: Path,
+) -> None:
+    model = build(config())
+    found = {}
+    for lists in (False, True):
+        writer = WeightsWriter(
+            tmp_path, run_id="r", lineage="a", probed=[[2, 3]], lists_tensors=lists
+        )
+        path = Path(writer.write(model, int(lists))[0])
+        found[lists] = set(verify(path)[0].files)
+
+    assert found[True] - found[False] == {TENSORS_NAME}
+    listed = parse((path / TENSORS_NAME).read_bytes(), source="here")
+    with safe_open(path / "model.safetensors", framework="pt") as file:
+        assert {each.name: each.digest for each in listed.tensors} == {
+            name: text_of(digest(file.get_tensor(name)))
+            for name in file.keys()  # noqa: SIM118
+        }
 
 
 def test_a_directory_gives_the_model_that_was_saved(tmp_path: Path) -> None:

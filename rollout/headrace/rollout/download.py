@@ -12,7 +12,7 @@ import asyncio
 import hashlib
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -93,10 +93,13 @@ class Downloads:
         self._now = now
         self._files: dict[Path, _File] = {}
 
-    async def get(self, weights: prompt_pb2.PublishedWeights) -> prompt_pb2.PublishedWeights:
+    async def get(
+        self, weights: prompt_pb2.PublishedWeights, *, without: Collection[str] = ()
+    ) -> prompt_pb2.PublishedWeights:
         """Get a version, and return it with the directory that it lies in; remove all others.
 
-        Called again after an error, it goes on with what is there.
+        Called again, after an error or with fewer files left out (`without`), it goes on with what
+        is there.
 
         Raises:
             DownloadError: It is gone, or a file is not what was published.
@@ -109,14 +112,15 @@ class Downloads:
         try:
             await asyncio.to_thread(self._make_room, directory)
             manifest = await self._manifest(weights, directory)
-            for name, entry in manifest.files.items():
+            wanted = {name: entry for name, entry in manifest.files.items() if name not in without}
+            for name, entry in wanted.items():
                 path = directory / name
                 await asyncio.to_thread(path.parent.mkdir, parents=True, exist_ok=True)
                 await self._get_file(weights.id, path, name, entry.size_bytes)
                 self._check(path, name, entry.sha256)
         except OSError as error:
             raise DownloadError(f"weights cannot be kept in {directory}: {error}") from error
-        size_bytes = sum(entry.size_bytes for entry in manifest.files.values())
+        size_bytes = sum(entry.size_bytes for entry in wanted.values())
         log.info(
             "weights_downloaded",
             version=weights.id.version,

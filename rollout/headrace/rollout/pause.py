@@ -10,18 +10,29 @@ _LONGEST_S: Final = 5.0
 
 
 class Pause:
-    """0.1 s to 5 s, doubling, half of it random. A success resets it.
+    """0.1 s to 5 s if nothing else is said, doubling, half of it random. A success resets it.
 
     Args:
         now: Seconds of a monotonic clock.
         jitter: Uniform in [0, 1).
+        first_s: The first one.
+        longest_s: The longest.
 
     """
 
-    def __init__(self, *, now: Callable[[], float], jitter: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        *,
+        now: Callable[[], float],
+        jitter: Callable[[], float],
+        first_s: float = _FIRST_S,
+        longest_s: float = _LONGEST_S,
+    ) -> None:
         self._now = now
         self._jitter = jitter
-        self._bound_s = _FIRST_S
+        self._first_s = first_s
+        self._longest_s = longest_s
+        self._bound_s = first_s
         self._until = 0.0
 
     @property
@@ -34,8 +45,8 @@ class Pause:
         if self.left_s > 0:
             return
         self._until = self._now() + self._bound_s * (0.5 + 0.5 * self._jitter())
-        self._bound_s = min(2 * self._bound_s, _LONGEST_S)
+        self._bound_s = min(2 * self._bound_s, self._longest_s)
 
     def succeed(self) -> None:
         """Note a success."""
-        self._bound_s = _FIRST_S
+        self._bound_s = self._first_s

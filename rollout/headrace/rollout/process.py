@@ -14,12 +14,15 @@ from typing import Final
 from headrace.config.config import Config
 from headrace.errors import UsageError
 from headrace.log import get_logger
+from headrace.rollout.direct import DirectWay
 from headrace.rollout.download import Downloads
+from headrace.rollout.engines.base import Engine, Receiver
 from headrace.rollout.engines.make import make_engine
 from headrace.rollout.metrics import TimedRewards, Timings, WorkerMetrics
 from headrace.rollout.rewards.make import make_rewards
 from headrace.rollout.scratch import Scratch
 from headrace.rollout.service import WorkerService
+from headrace.rollout.weights_group import WeightsGroup
 from headrace.rollout.worker import Worker, WorkerSettings
 from headrace.rpc.channel import open_channel
 from headrace.rpc.process import Process, ProcessOptions
@@ -68,14 +71,17 @@ async def run(config: Config, options: ProcessOptions) -> int:
         store = await stack.enter_async_context(
             open_channel(_endpoint("store", config.endpoints.store), process.security)
         )
+        own = settings(config, options.name)
+        downloads, direct = await _ways(config, engine, own.worker_id, process, stack)
         worker = Worker(
-            settings(config, options.name),
+            own,
             engine=engine,
             rewards=rewards,
             decode=tokenizer.decode,
             replay_stub=replay_pb2_grpc.ReplayBufferServiceStub(replay),
             store_stub=store_pb2_grpc.TrajectoryStoreServiceStub(store),
-            downloads=await _downloads(config, process, stack),
+            downloads=downloads,
+            direct=direct,
             waits=process.waits,
             stopping=process.stopping,
         )
@@ -107,15 +113,23 @@ def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
     return _first(first) if isinstance(first, BaseExceptionGroup) else first
 
 
-async def _downloads(config: Config, process: Process, stack: AsyncExitStack) -> Downloads | None:
-    """Make ready for weights that the trainer serves, if it does."""
-    if config.weights.transport != "grpc":
-        return None
+async def _ways(
+    config: Config, engine: Engine, worker_id: str, process: Process, stack: AsyncExitStack
+) -> tuple[Downloads | None, DirectWay | None]:
+    """Make ready for weights that the trainer serves, if it does, or sends."""
+    if not config.weights.are_served:
+        return None, None
     scratch = stack.enter_context(Scratch(config.weights.tmpdir))
-    trainer = await stack.enter_async_context(
+    channel = await stack.enter_async_context(
         open_channel(_endpoint("trainer", config.endpoints.trainer), process.security)
     )
-    return Downloads(trainer_pb2_grpc.TrainerServiceStub(trainer), scratch.path)
+    trainer = trainer_pb2_grpc.TrainerServiceStub(channel)
+    downloads = Downloads(trainer, scratch.path)
+    if config.weights.transport != "nccl" or not isinstance(engine, Receiver):
+        return downloads, None
+    group = WeightsGroup(trainer, worker_id=worker_id, timeout_s=config.weights.nccl_timeout_s)
+    stack.push_async_callback(group.close)
+    return downloads, DirectWay(engine, group, downloads)
 
 
 def settings(config: Config, name: str) -> WorkerSettings:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 from headrace.log import get_logger
 from headrace.rollout.ask import REFUSALS, Peer
 from headrace.rollout.changes import Changes
+from headrace.rollout.direct import DirectWay
 from headrace.rollout.download import DownloadError, Downloads, TrainerAwayError
 from headrace.rollout.engines.base import Engine, EngineError
 from headrace.rollout.engines.probe import ProbeError
@@ -44,6 +45,7 @@ class Weights:
         replay: The ledger.
         stub: The same.
         downloads: Gets what the trainer serves; None if the workers share a directory with it.
+        direct: Takes them without files; None if that is not configured, or not for this engine.
         waits: Where the trainer's absence is registered.
         changes: Notified when there are other ones.
         lost: Called when the engine has none any more.
@@ -59,6 +61,7 @@ class Weights:
         replay: Peer,
         stub: replay_pb2_grpc.ReplayBufferServiceAsyncStub,
         downloads: Downloads | None,
+        direct: DirectWay | None,
         waits: Waits,
         changes: Changes,
         lost: Callable[[], None],
@@ -73,6 +76,7 @@ class Weights:
         self._replay = replay
         self._stub = stub
         self._downloads = downloads
+        self._direct = direct
         self._waits = waits
         self._changes = changes
         self._lost = lost
@@ -178,6 +182,10 @@ class Weights:
             raise DownloadError(
                 "the trainer serves its weights: set weights.transport: grpc for this worker, too"
             )
+        # An engine without weights starts with files.
+        direct = self._direct if self.current is not None else None
+        if direct is not None and await direct.take(weights, self.lose):
+            return
         here = await self._downloads.get(weights)
         try:
             await self._engine.load(here)

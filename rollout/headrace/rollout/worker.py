@@ -27,6 +27,7 @@ from headrace.rollout.ask import REFUSALS, Peer
 from headrace.rollout.batcher import Batcher
 from headrace.rollout.changes import Changes
 from headrace.rollout.delivery import Deliveries
+from headrace.rollout.direct import DirectWay
 from headrace.rollout.download import Downloads
 from headrace.rollout.engines.base import Engine
 from headrace.rollout.groups import GroupLife, Outcome, Tools, one_line
@@ -100,6 +101,7 @@ class Worker:
         replay_stub: replay_pb2_grpc.ReplayBufferServiceAsyncStub,
         store_stub: store_pb2_grpc.TrajectoryStoreServiceAsyncStub,
         downloads: Downloads | None = None,
+        direct: DirectWay | None = None,
         waits: Waits,
         stopping: asyncio.Event,
         now: Callable[[], float] = time.monotonic,
@@ -133,6 +135,7 @@ class Worker:
             replay=polls,
             stub=replay_stub,
             downloads=downloads,
+            direct=direct,
             waits=waits,
             changes=self._changes,
             lost=self._lose_engine,

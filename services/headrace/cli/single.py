@@ -28,7 +28,7 @@ PEERS: Final[dict[str, tuple[str, ...]]] = {
 
 def peers(package: str, config: Config) -> tuple[str, ...]:
     """Name those whose addresses a process needs."""
-    if package == "rollout" and config.weights.transport == "grpc":
+    if package == "rollout" and config.weights.are_served:
         return (*PEERS[package], "trainer")
     if package == "trainer" and makes_checkpoints(config):
         return (*PEERS[package], "checkpoint")

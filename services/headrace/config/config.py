@@ -121,6 +121,11 @@ class Config(Section):
                 "rollout.engine.base_urls has http addresses of other machines: the key of "
                 "rollout.engine.api_key_file can be read by everybody on the way; use https"
             )
+        if self.weights.transport == "nccl" and not isinstance(engine, VllmEngine):
+            found.append(
+                f"weights.transport = nccl is for rollout.engine.kind = vllm (it is {engine.kind}): "
+                "workers get weights as with grpc"
+            )
         if self.algorithm.kl_loss_coef > 0 and self.algorithm.kl_loss_type == "k1":
             found.append(
                 "algorithm.kl_loss_type = k1 as a loss has a gradient of zero mean; k3 is meant"

@@ -97,15 +97,24 @@ class StoreConfig(Section):
 class WeightsConfig(Section):
     """How weights travel from the trainer to the workers."""
 
-    transport: Literal["dir", "grpc"] = "dir"
+    transport: Literal["dir", "grpc", "nccl"] = "dir"
     """`dir`: versioned safetensors in a directory that all can reach. `grpc`: each worker gets
-    them from the trainer (`endpoints.trainer`); nothing is shared."""
+    them from the trainer (`endpoints.trainer`); nothing is shared. `nccl`: as `grpc`, and into a
+    running vLLM (`rollout.engine.kind: vllm`, on GPUs) the trainer sends them over NCCL."""
     dir: Path | None = None
     """The directory; null = `weights` in the run directory. With `grpc` only the trainer uses
     it."""
     tmpdir: Path | None = None
     """With `grpc`: where a worker makes its private folder for what it has got, one version at a
     time; null = the system's folder for temporary files."""
+    nccl_timeout_s: float = Field(default=60.0, gt=0)
+    """With `nccl`: how long getting connected may take, and one version's way. After that both
+    sides give up, and the worker gets files, as with `grpc`."""
+
+    @property
+    def are_served(self) -> bool:
+        """Whether workers get files from the trainer."""
+        return self.transport != "dir"
 
 
 class EndpointsConfig(Section):
@@ -118,7 +127,7 @@ class EndpointsConfig(Section):
     store: str | None = None
     """The trajectory store."""
     trainer: str | None = None
-    """The trainer; workers need it with `weights.transport: grpc`."""
+    """The trainer; workers need it with `weights.transport: grpc` or `nccl`."""
     checkpoint: str | None = None
     """The checkpoint coordinator; the trainer needs it where `trainer.save_freq` is set, and from the
     replay buffer's configuration tools learn where it is."""

@@ -23,12 +23,14 @@ from headrace.trainer.departure import INTERRUPTED, Departure
 from headrace.trainer.exposition import ProgressMetrics
 from headrace.trainer.home import weights_root
 from headrace.trainer.loop import NotSavedError
+from headrace.trainer.model import pick_device
 from headrace.trainer.part import PartDamagedError
 from headrace.trainer.peers import check_addresses, saves
 from headrace.trainer.progress import Progress
 from headrace.trainer.service import TrainerService
 from headrace.trainer.shards import ShardsDamagedError
 from headrace.trainer.training import Training
+from headrace.trainer.weights_groups import WeightsGroups
 from headrace.trainer.weights_server import WeightsServer
 
 OK: Final = 0
@@ -61,7 +63,8 @@ async def run(config: Config, options: ProcessOptions) -> int:
     progress = Progress()
     process.expose(ProgressMetrics(progress).read)
     weights = WeightsServer(weights_root(config), run_id=config.run.run_id)
-    service = TrainerService(process.status, progress, weights, saves=saves(config))
+    groups = _groups(config)
+    service = TrainerService(process.status, progress, weights, groups=groups, saves=saves(config))
     bound = await process.start(service.add_to)
     address = advertised(bound, config.endpoints.advertise_host)
     compute = ComputeThread(threads=config.trainer.threads, seed=config.trainer.seed)
@@ -92,8 +95,17 @@ async def run(config: Config, options: ProcessOptions) -> int:
         progress.end()
         await compute.close()
         departure.close()
+        if groups is not None:
+            await groups.close()
         await process.close()
     return OK
+
+
+def _groups(config: Config) -> WeightsGroups | None:
+    if config.weights.transport != "nccl":
+        return None
+    device = pick_device(config.trainer.device)
+    return WeightsGroups(str(device), timeout_s=config.weights.nccl_timeout_s)
 
 
 def _give_up(event: str, reason: str, code: int) -> int:

@@ -10,8 +10,10 @@ from typing import Any
 from safetensors import SafetensorError
 
 from headrace.trainer.probe import make_probe
+from headrace.trainer.tensors import list_tensors
 from headrace.weights import directory
 from headrace.weights.probe import PROBE_NAME
+from headrace.weights.tensors import TENSORS_NAME, WEIGHTS_NAME
 
 ONE_FILE = "1000000GB"
 """Above the size of any model, so that the weights are one file."""
@@ -39,6 +41,7 @@ class WeightsWriter:
         lineage: its time line.
         probed: the sequences that are scored with each version, for whoever loads it.
         uri: where workers find all versions; None = each in its directory.
+        lists_tensors: whether workers may receive the tensors without the file.
 
     """
 
@@ -50,12 +53,14 @@ class WeightsWriter:
         lineage: str,
         probed: Sequence[Sequence[int]],
         uri: str | None = None,
+        lists_tensors: bool = False,
     ) -> None:
         self._root = root
         self._run_id = run_id
         self._lineage = lineage
         self._probed = probed
         self._uri = uri
+        self._lists_tensors = lists_tensors
 
     def write(self, model: Any, version: int) -> tuple[str, str]:
         """Write the model as it is now, and return where workers find it and its checksum."""
@@ -71,6 +76,9 @@ class WeightsWriter:
     def _write_files(self, model: Any, target: Path) -> None:
         save_model(model, target)
         (target / PROBE_NAME).write_bytes(make_probe(model, self._probed).to_bytes())
+        if self._lists_tensors:
+            tensors = list_tensors(target / WEIGHTS_NAME, model.device)
+            (target / TENSORS_NAME).write_bytes(tensors.to_bytes())
 
     def leave_other_lines(self) -> None:
         """Remove what the run has of other lines."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 
 import grpc
 
-from headrace.errors import SnapshotFailedError
+from headrace.errors import InvalidFieldError, SnapshotFailedError, WeightsGroupError
 from headrace.trainer.progress import Progress
+from headrace.trainer.weights_groups import WeightsGroups
 from headrace.trainer.weights_server import WeightsServer
 from headrace.v1 import status_pb2, trainer_pb2_grpc
 from headrace.v1 import trainer_pb2 as pb
@@ -21,6 +23,7 @@ class TrainerService(trainer_pb2_grpc.TrainerServiceServicer):
         status: what the process says about itself.
         progress: what is shown.
         weights: reads weight versions.
+        groups: sends them over NCCL; None if that is not configured.
         saves: whether the run has checkpoints.
 
     """
@@ -31,11 +34,13 @@ class TrainerService(trainer_pb2_grpc.TrainerServiceServicer):
         progress: Progress,
         weights: WeightsServer,
         *,
+        groups: WeightsGroups | None = None,
         saves: bool = False,
     ) -> None:
         self._status = status
         self._progress = progress
         self._weights = weights
+        self._groups = groups
         self._saves = saves
 
     def add_to(self, server: grpc.aio.Server) -> Sequence[str]:
@@ -93,3 +98,48 @@ class TrainerService(trainer_pb2_grpc.TrainerServiceServicer):
         async with aclosing(pieces):
             async for piece in pieces:
                 yield pb.GetWeightsResponse(data=piece)
+
+    async def OpenWeightsGroup(
+        self,
+        request: pb.OpenWeightsGroupRequest,
+        context: grpc.aio.ServicerContext[pb.OpenWeightsGroupRequest, pb.OpenWeightsGroupResponse],
+    ) -> pb.OpenWeightsGroupResponse:
+        """Open a group that weights are sent to."""
+        if not request.worker_id:
+            raise InvalidFieldError("worker_id", "must not be empty")
+        if request.receiver_count < 1:
+            raise InvalidFieldError("receiver_count", "must be 1 at least")
+        group_id, invitation = await self._sending().open(request.worker_id, request.receiver_count)
+        return pb.OpenWeightsGroupResponse(
+            group_id=group_id,
+            nccl_unique_id=base64.b64decode(invitation["unique_id"]),
+            packed_buffer_bytes=invitation["packed_buffer_bytes"],
+            packed_buffer_count=invitation["packed_buffer_count"],
+        )
+
+    async def SendWeights(
+        self,
+        request: pb.SendWeightsRequest,
+        context: grpc.aio.ServicerContext[pb.SendWeightsRequest, pb.SendWeightsResponse],
+    ) -> pb.SendWeightsResponse:
+        """Have a version sent to a group."""
+        version = self._weights.locate(request.id.lineage, request.id.version)
+        await self._sending().send(request.group_id, version)
+        return pb.SendWeightsResponse()
+
+    async def CloseWeightsGroup(
+        self,
+        request: pb.CloseWeightsGroupRequest,
+        context: grpc.aio.ServicerContext[
+            pb.CloseWeightsGroupRequest, pb.CloseWeightsGroupResponse
+        ],
+    ) -> pb.CloseWeightsGroupResponse:
+        """End a group."""
+        if self._groups is not None:
+            await self._groups.close_group(request.group_id)
+        return pb.CloseWeightsGroupResponse()
+
+    def _sending(self) -> WeightsGroups:
+        if self._groups is None:
+            raise WeightsGroupError("this trainer does not have weights.transport: nccl")
+        return self._groups

@@ -310,7 +310,8 @@ def _make_writer(config: Config, lineage: str, model: Any, tokenizer: Tokenizer)
         run_id=config.run.run_id,
         lineage=lineage,
         probed=draw_sequences(model, tokenizer, max_length=_max_length(config)),
-        uri=GRPC_URI if config.weights.transport == "grpc" else None,
+        uri=GRPC_URI if config.weights.are_served else None,
+        lists_tensors=config.weights.transport == "nccl",
     )
 
 

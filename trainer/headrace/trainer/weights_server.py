@@ -51,24 +51,38 @@ class WeightsServer:
         finally:
             opened.close()
 
-    def _open(self, lineage: str, version: int, file: str, offset_bytes: int) -> BinaryIO:
-        gone = WeightsGoneError(
-            f"version {version} of {lineage!r} is not kept any more; ask for the newest"
-        )
+    def locate(self, lineage: str, version: int) -> Path:
+        """Find a version's directory.
+
+        Raises:
+            WeightsGoneError: the version is not there.
+
+        """
         # These names come from another machine and make a path here.
-        if not re.fullmatch(r"[A-Za-z0-9.-]+", lineage):
-            raise gone
-        directory = self._root / name_of(self._run_id, lineage, version)
+        if re.fullmatch(r"[A-Za-z0-9.-]+", lineage):
+            directory = self._root / name_of(self._run_id, lineage, version)
+            if directory.is_dir():
+                return directory
+        raise _gone(lineage, version)
+
+    def _open(self, lineage: str, version: int, file: str, offset_bytes: int) -> BinaryIO:
+        directory = self.locate(lineage, version)
         try:
             manifest = parse((directory / MANIFEST_NAME).read_bytes(), source=str(directory))
             if file != MANIFEST_NAME and file not in manifest.files:
                 raise InvalidFieldError("file", f"version {version} has no file {file!r}")
             opened = (directory / file).open("rb")
         except FileNotFoundError as error:  # pruned, or never written
-            raise gone from error
+            raise _gone(lineage, version) from error
         size_bytes = os.fstat(opened.fileno()).st_size
         if not 0 <= offset_bytes <= size_bytes:
             opened.close()
             raise InvalidFieldError("offset_bytes", f"{file} has {size_bytes} bytes")
         opened.seek(offset_bytes)
         return opened
+
+
+def _gone(lineage: str, version: int) -> WeightsGoneError:
+    return WeightsGoneError(
+        f"version {version} of {lineage!r} is not kept any more; ask for the newest"
+    )

@@ -26,7 +26,7 @@ from headrace.v1 import prompt_pb2 as headrace_dot_v1_dot_prompt__pb2
 from headrace.v1 import status_pb2 as headrace_dot_v1_dot_status__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19headrace/v1/trainer.proto\x12\x0bheadrace.v1\x1a\x18headrace/v1/prompt.proto\x1a\x18headrace/v1/status.proto\"\x19\n\x17GetTrainerStatusRequest\"\xf2\x01\n\x18GetTrainerStatusResponse\x12+\n\x07process\x18\x01 \x01(\x0b\x32\x1a.headrace.v1.ProcessStatus\x12(\n\x05phase\x18\x02 \x01(\x0e\x32\x19.headrace.v1.TrainerPhase\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\x13\n\x0btotal_steps\x18\x04 \x01(\x03\x12\x16\n\x0eweight_version\x18\x05 \x01(\x03\x12\x12\n\nsaved_step\x18\x06 \x01(\x03\x12\x18\n\x10snapshot_stall_s\x18\x07 \x01(\x01\x12\x16\n\x0esnapshot_error\x18\x08 \x01(\t\"\'\n\x11WatchStepsRequest\x12\x12\n\nafter_step\x18\x01 \x01(\x03\"\x91\x01\n\x12WatchStepsResponse\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12=\n\x07metrics\x18\x02 \x03(\x0b\x32,.headrace.v1.WatchStepsResponse.MetricsEntry\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x18\n\x16RequestSnapshotRequest\"\'\n\x17RequestSnapshotResponse\x12\x0c\n\x04step\x18\x01 \x01(\x03\"[\n\x11GetWeightsRequest\x12\"\n\x02id\x18\x01 \x01(\x0b\x32\x16.headrace.v1.WeightsId\x12\x0c\n\x04\x66ile\x18\x02 \x01(\t\x12\x14\n\x0coffset_bytes\x18\x03 \x01(\x03\"\"\n\x12GetWeightsResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c*\xf1\x01\n\x0cTrainerPhase\x12\x1d\n\x19TRAINER_PHASE_UNSPECIFIED\x10\x00\x12\x1a\n\x16TRAINER_PHASE_STARTING\x10\x01\x12\x1a\n\x16TRAINER_PHASE_SAMPLING\x10\x02\x12\x1a\n\x16TRAINER_PHASE_UPDATING\x10\x03\x12\x1c\n\x18TRAINER_PHASE_PUBLISHING\x10\x04\x12\x1a\n\x16TRAINER_PHASE_FINISHED\x10\x05\x12\x1a\n\x16TRAINER_PHASE_RESUMING\x10\x06\x12\x18\n\x14TRAINER_PHASE_SAVING\x10\x07\x32\xf1\x02\n\x0eTrainerService\x12_\n\x10GetTrainerStatus\x12$.headrace.v1.GetTrainerStatusRequest\x1a%.headrace.v1.GetTrainerStatusResponse\x12O\n\nWatchSteps\x12\x1e.headrace.v1.WatchStepsRequest\x1a\x1f.headrace.v1.WatchStepsResponse0\x01\x12\\\n\x0fRequestSnapshot\x12#.headrace.v1.RequestSnapshotRequest\x1a$.headrace.v1.RequestSnapshotResponse\x12O\n\nGetWeights\x12\x1e.headrace.v1.GetWeightsRequest\x1a\x1f.headrace.v1.GetWeightsResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19headrace/v1/trainer.proto\x12\x0bheadrace.v1\x1a\x18headrace/v1/prompt.proto\x1a\x18headrace/v1/status.proto\"\x19\n\x17GetTrainerStatusRequest\"\xf2\x01\n\x18GetTrainerStatusResponse\x12+\n\x07process\x18\x01 \x01(\x0b\x32\x1a.headrace.v1.ProcessStatus\x12(\n\x05phase\x18\x02 \x01(\x0e\x32\x19.headrace.v1.TrainerPhase\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\x13\n\x0btotal_steps\x18\x04 \x01(\x03\x12\x16\n\x0eweight_version\x18\x05 \x01(\x03\x12\x12\n\nsaved_step\x18\x06 \x01(\x03\x12\x18\n\x10snapshot_stall_s\x18\x07 \x01(\x01\x12\x16\n\x0esnapshot_error\x18\x08 \x01(\t\"\'\n\x11WatchStepsRequest\x12\x12\n\nafter_step\x18\x01 \x01(\x03\"\x91\x01\n\x12WatchStepsResponse\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12=\n\x07metrics\x18\x02 \x03(\x0b\x32,.headrace.v1.WatchStepsResponse.MetricsEntry\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x18\n\x16RequestSnapshotRequest\"\'\n\x17RequestSnapshotResponse\x12\x0c\n\x04step\x18\x01 \x01(\x03\"[\n\x11GetWeightsRequest\x12\"\n\x02id\x18\x01 \x01(\x0b\x32\x16.headrace.v1.WeightsId\x12\x0c\n\x04\x66ile\x18\x02 \x01(\t\x12\x14\n\x0coffset_bytes\x18\x03 \x01(\x03\"\"\n\x12GetWeightsResponse\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\"D\n\x17OpenWeightsGroupRequest\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x16\n\x0ereceiver_count\x18\x02 \x01(\x05\"~\n\x18OpenWeightsGroupResponse\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12\x16\n\x0enccl_unique_id\x18\x02 \x01(\x0c\x12\x1b\n\x13packed_buffer_bytes\x18\x03 \x01(\x03\x12\x1b\n\x13packed_buffer_count\x18\x04 \x01(\x05\"J\n\x12SendWeightsRequest\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12\"\n\x02id\x18\x02 \x01(\x0b\x32\x16.headrace.v1.WeightsId\"\x15\n\x13SendWeightsResponse\",\n\x18\x43loseWeightsGroupRequest\x12\x10\n\x08group_id\x18\x01 \x01(\t\"\x1b\n\x19\x43loseWeightsGroupResponse*\xf1\x01\n\x0cTrainerPhase\x12\x1d\n\x19TRAINER_PHASE_UNSPECIFIED\x10\x00\x12\x1a\n\x16TRAINER_PHASE_STARTING\x10\x01\x12\x1a\n\x16TRAINER_PHASE_SAMPLING\x10\x02\x12\x1a\n\x16TRAINER_PHASE_UPDATING\x10\x03\x12\x1c\n\x18TRAINER_PHASE_PUBLISHING\x10\x04\x12\x1a\n\x16TRAINER_PHASE_FINISHED\x10\x05\x12\x1a\n\x16TRAINER_PHASE_RESUMING\x10\x06\x12\x18\n\x14TRAINER_PHASE_SAVING\x10\x07\x32\x88\x05\n\x0eTrainerService\x12_\n\x10GetTrainerStatus\x12$.headrace.v1.GetTrainerStatusRequest\x1a%.headrace.v1.GetTrainerStatusResponse\x12O\n\nWatchSteps\x12\x1e.headrace.v1.WatchStepsRequest\x1a\x1f.headrace.v1.WatchStepsResponse0\x01\x12\\\n\x0fRequestSnapshot\x12#.headrace.v1.RequestSnapshotRequest\x1a$.headrace.v1.RequestSnapshotResponse\x12O\n\nGetWeights\x12\x1e.headrace.v1.GetWeightsRequest\x1a\x1f.headrace.v1.GetWeightsResponse0\x01\x12_\n\x10OpenWeightsGroup\x12$.headrace.v1.OpenWeightsGroupRequest\x1a%.headrace.v1.OpenWeightsGroupResponse\x12P\n\x0bSendWeights\x12\x1f.headrace.v1.SendWeightsRequest\x1a .headrace.v1.SendWeightsResponse\x12\x62\n\x11\x43loseWeightsGroup\x12%.headrace.v1.CloseWeightsGroupRequest\x1a&.headrace.v1.CloseWeightsGroupResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,8 +35,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_WATCHSTEPSRESPONSE_METRICSENTRY']._loaded_options = None
   _globals['_WATCHSTEPSRESPONSE_METRICSENTRY']._serialized_options = b'8\001'
-  _globals['_TRAINERPHASE']._serialized_start=752
-  _globals['_TRAINERPHASE']._serialized_end=993
+  _globals['_TRAINERPHASE']._serialized_start=1124
+  _globals['_TRAINERPHASE']._serialized_end=1365
   _globals['_GETTRAINERSTATUSREQUEST']._serialized_start=94
   _globals['_GETTRAINERSTATUSREQUEST']._serialized_end=119
   _globals['_GETTRAINERSTATUSRESPONSE']._serialized_start=122
@@ -55,6 +55,18 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETWEIGHTSREQUEST']._serialized_end=713
   _globals['_GETWEIGHTSRESPONSE']._serialized_start=715
   _globals['_GETWEIGHTSRESPONSE']._serialized_end=749
-  _globals['_TRAINERSERVICE']._serialized_start=996
-  _globals['_TRAINERSERVICE']._serialized_end=1365
+  _globals['_OPENWEIGHTSGROUPREQUEST']._serialized_start=751
+  _globals['_OPENWEIGHTSGROUPREQUEST']._serialized_end=819
+  _globals['_OPENWEIGHTSGROUPRESPONSE']._serialized_start=821
+  _globals['_OPENWEIGHTSGROUPRESPONSE']._serialized_end=947
+  _globals['_SENDWEIGHTSREQUEST']._serialized_start=949
+  _globals['_SENDWEIGHTSREQUEST']._serialized_end=1023
+  _globals['_SENDWEIGHTSRESPONSE']._serialized_start=1025
+  _globals['_SENDWEIGHTSRESPONSE']._serialized_end=1046
+  _globals['_CLOSEWEIGHTSGROUPREQUEST']._serialized_start=1048
+  _globals['_CLOSEWEIGHTSGROUPREQUEST']._serialized_end=1092
+  _globals['_CLOSEWEIGHTSGROUPRESPONSE']._serialized_start=1094
+  _globals['_CLOSEWEIGHTSGROUPRESPONSE']._serialized_end=1121
+  _globals['_TRAINERSERVICE']._serialized_start=1368
+  _globals['_TRAINERSERVICE']._serialized_end=2016
 # @@protoc_insertion_point(module_scope)

@@ -296,3 +296,151 @@ class GetWeightsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetWeightsResponse: _TypeAlias = GetWeightsResponse  # noqa: Y015
+
+@_typing.final
+class OpenWeightsGroupRequest(_message.Message):
+    """Asks for a group."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORKER_ID_FIELD_NUMBER: _builtins.int
+    RECEIVER_COUNT_FIELD_NUMBER: _builtins.int
+    worker_id: _builtins.str
+    """The worker; its name is another one in each life."""
+    receiver_count: _builtins.int
+    """How many processes of its engine receive: NCCL's ranks from 1 on. The
+    trainer is rank 0.
+    """
+    def __init__(
+        self,
+        *,
+        worker_id: _builtins.str = ...,
+        receiver_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["receiver_count", b"receiver_count", "worker_id", b"worker_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OpenWeightsGroupRequest: _TypeAlias = OpenWeightsGroupRequest  # noqa: Y015
+
+@_typing.final
+class OpenWeightsGroupResponse(_message.Message):
+    """How to join the group."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_ID_FIELD_NUMBER: _builtins.int
+    NCCL_UNIQUE_ID_FIELD_NUMBER: _builtins.int
+    PACKED_BUFFER_BYTES_FIELD_NUMBER: _builtins.int
+    PACKED_BUFFER_COUNT_FIELD_NUMBER: _builtins.int
+    group_id: _builtins.str
+    """Chosen by the trainer; unique among all groups ever opened."""
+    nccl_unique_id: _builtins.bytes
+    """NCCL's own name of the group, 128 bytes. Whoever knows it can join."""
+    packed_buffer_bytes: _builtins.int
+    """How many bytes of tensors are packed into one message, before the one that
+    exceeds it.
+    """
+    packed_buffer_count: _builtins.int
+    """How many such messages are under way at a time."""
+    def __init__(
+        self,
+        *,
+        group_id: _builtins.str = ...,
+        nccl_unique_id: _builtins.bytes = ...,
+        packed_buffer_bytes: _builtins.int = ...,
+        packed_buffer_count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group_id", b"group_id", "nccl_unique_id", b"nccl_unique_id", "packed_buffer_bytes", b"packed_buffer_bytes", "packed_buffer_count", b"packed_buffer_count"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OpenWeightsGroupResponse: _TypeAlias = OpenWeightsGroupResponse  # noqa: Y015
+
+@_typing.final
+class SendWeightsRequest(_message.Message):
+    """Asks for a version."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_ID_FIELD_NUMBER: _builtins.int
+    ID_FIELD_NUMBER: _builtins.int
+    group_id: _builtins.str
+    """The group."""
+    @_builtins.property
+    def id(self) -> _prompt_pb2.WeightsId:
+        """The version."""
+
+    def __init__(
+        self,
+        *,
+        group_id: _builtins.str = ...,
+        id: _prompt_pb2.WeightsId | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["id", b"id"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group_id", b"group_id", "id", b"id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SendWeightsRequest: _TypeAlias = SendWeightsRequest  # noqa: Y015
+
+@_typing.final
+class SendWeightsResponse(_message.Message):
+    """It is being sent."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SendWeightsResponse: _TypeAlias = SendWeightsResponse  # noqa: Y015
+
+@_typing.final
+class CloseWeightsGroupRequest(_message.Message):
+    """Ends a group."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GROUP_ID_FIELD_NUMBER: _builtins.int
+    group_id: _builtins.str
+    """The group."""
+    def __init__(
+        self,
+        *,
+        group_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["group_id", b"group_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CloseWeightsGroupRequest: _TypeAlias = CloseWeightsGroupRequest  # noqa: Y015
+
+@_typing.final
+class CloseWeightsGroupResponse(_message.Message):
+    """It is ended."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CloseWeightsGroupResponse: _TypeAlias = CloseWeightsGroupResponse  # noqa: Y015

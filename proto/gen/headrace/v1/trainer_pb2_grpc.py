@@ -59,6 +59,21 @@ class TrainerServiceStub:
                 request_serializer=headrace_dot_v1_dot_trainer__pb2.GetWeightsRequest.SerializeToString,
                 response_deserializer=headrace_dot_v1_dot_trainer__pb2.GetWeightsResponse.FromString,
                 _registered_method=True)
+        self.OpenWeightsGroup = channel.unary_unary(
+                '/headrace.v1.TrainerService/OpenWeightsGroup',
+                request_serializer=headrace_dot_v1_dot_trainer__pb2.OpenWeightsGroupRequest.SerializeToString,
+                response_deserializer=headrace_dot_v1_dot_trainer__pb2.OpenWeightsGroupResponse.FromString,
+                _registered_method=True)
+        self.SendWeights = channel.unary_unary(
+                '/headrace.v1.TrainerService/SendWeights',
+                request_serializer=headrace_dot_v1_dot_trainer__pb2.SendWeightsRequest.SerializeToString,
+                response_deserializer=headrace_dot_v1_dot_trainer__pb2.SendWeightsResponse.FromString,
+                _registered_method=True)
+        self.CloseWeightsGroup = channel.unary_unary(
+                '/headrace.v1.TrainerService/CloseWeightsGroup',
+                request_serializer=headrace_dot_v1_dot_trainer__pb2.CloseWeightsGroupRequest.SerializeToString,
+                response_deserializer=headrace_dot_v1_dot_trainer__pb2.CloseWeightsGroupResponse.FromString,
+                _registered_method=True)
 
 
 class TrainerServiceServicer:
@@ -112,6 +127,50 @@ class TrainerServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def OpenWeightsGroup(self, request, context):
+        """Opens a group over which the trainer sends weights straight to the
+        processes of a worker's engine, by NCCL. Answers when the trainer is about
+        to join it: whoever then does not join within the trainer's
+        `weights.nccl_timeout_s` ends it. So does whoever does not use it for 15
+        minutes, or dies in it.
+
+        A worker has one group. Repeated, it ends the one before.
+
+        Errors:
+        - FAILED_PRECONDITION, reason WEIGHTS_GROUP_FAILED: the trainer cannot send
+        weights so; the message says why. Get them by GetWeights.
+        - INVALID_ARGUMENT, reason INVALID_FIELD: no worker, or no process.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SendWeights(self, request, context):
+        """Has the trainer send all tensors of a version to a group, in the order of
+        the version's `tensors.json`. Answers when it begins. It has to be done
+        within `weights.nccl_timeout_s`, or the group is ended.
+
+        Not to be repeated: nobody would know which of the two is received. While a
+        version is on its way another call ends the group. After a lost answer open
+        another group.
+
+        Errors:
+        - FAILED_PRECONDITION, reason WEIGHTS_GROUP_FAILED: the group is not there
+        any more. Open another one, or get the version by GetWeights.
+        - NOT_FOUND, reason WEIGHTS_GONE: nobody needs this version any more. The
+        group stays.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CloseWeightsGroup(self, request, context):
+        """Ends a group. Safe to repeat; one that is not there is ended.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_TrainerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -134,6 +193,21 @@ def add_TrainerServiceServicer_to_server(servicer, server):
                     servicer.GetWeights,
                     request_deserializer=headrace_dot_v1_dot_trainer__pb2.GetWeightsRequest.FromString,
                     response_serializer=headrace_dot_v1_dot_trainer__pb2.GetWeightsResponse.SerializeToString,
+            ),
+            'OpenWeightsGroup': grpc.unary_unary_rpc_method_handler(
+                    servicer.OpenWeightsGroup,
+                    request_deserializer=headrace_dot_v1_dot_trainer__pb2.OpenWeightsGroupRequest.FromString,
+                    response_serializer=headrace_dot_v1_dot_trainer__pb2.OpenWeightsGroupResponse.SerializeToString,
+            ),
+            'SendWeights': grpc.unary_unary_rpc_method_handler(
+                    servicer.SendWeights,
+                    request_deserializer=headrace_dot_v1_dot_trainer__pb2.SendWeightsRequest.FromString,
+                    response_serializer=headrace_dot_v1_dot_trainer__pb2.SendWeightsResponse.SerializeToString,
+            ),
+            'CloseWeightsGroup': grpc.unary_unary_rpc_method_handler(
+                    servicer.CloseWeightsGroup,
+                    request_deserializer=headrace_dot_v1_dot_trainer__pb2.CloseWeightsGroupRequest.FromString,
+                    response_serializer=headrace_dot_v1_dot_trainer__pb2.CloseWeightsGroupResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -249,6 +323,87 @@ class TrainerService:
             '/headrace.v1.TrainerService/GetWeights',
             headrace_dot_v1_dot_trainer__pb2.GetWeightsRequest.SerializeToString,
             headrace_dot_v1_dot_trainer__pb2.GetWeightsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def OpenWeightsGroup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.v1.TrainerService/OpenWeightsGroup',
+            headrace_dot_v1_dot_trainer__pb2.OpenWeightsGroupRequest.SerializeToString,
+            headrace_dot_v1_dot_trainer__pb2.OpenWeightsGroupResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SendWeights(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.v1.TrainerService/SendWeights',
+            headrace_dot_v1_dot_trainer__pb2.SendWeightsRequest.SerializeToString,
+            headrace_dot_v1_dot_trainer__pb2.SendWeightsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CloseWeightsGroup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.v1.TrainerService/CloseWeightsGroup',
+            headrace_dot_v1_dot_trainer__pb2.CloseWeightsGroupRequest.SerializeToString,
+            headrace_dot_v1_dot_trainer__pb2.CloseWeightsGroupResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -64,6 +64,37 @@ class TrainerServiceStub:
     - INVALID_ARGUMENT, reason INVALID_FIELD: the version has no such file, or
       the file ends before the offset.
     """
+    OpenWeightsGroup: _grpc.UnaryUnaryMultiCallable[_trainer_pb2.OpenWeightsGroupRequest, _trainer_pb2.OpenWeightsGroupResponse]
+    """Opens a group over which the trainer sends weights straight to the
+    processes of a worker's engine, by NCCL. Answers when the trainer is about
+    to join it: whoever then does not join within the trainer's
+    `weights.nccl_timeout_s` ends it. So does whoever does not use it for 15
+    minutes, or dies in it.
+
+    A worker has one group. Repeated, it ends the one before.
+
+    Errors:
+    - FAILED_PRECONDITION, reason WEIGHTS_GROUP_FAILED: the trainer cannot send
+      weights so; the message says why. Get them by GetWeights.
+    - INVALID_ARGUMENT, reason INVALID_FIELD: no worker, or no process.
+    """
+    SendWeights: _grpc.UnaryUnaryMultiCallable[_trainer_pb2.SendWeightsRequest, _trainer_pb2.SendWeightsResponse]
+    """Has the trainer send all tensors of a version to a group, in the order of
+    the version's `tensors.json`. Answers when it begins. It has to be done
+    within `weights.nccl_timeout_s`, or the group is ended.
+
+    Not to be repeated: nobody would know which of the two is received. While a
+    version is on its way another call ends the group. After a lost answer open
+    another group.
+
+    Errors:
+    - FAILED_PRECONDITION, reason WEIGHTS_GROUP_FAILED: the group is not there
+      any more. Open another one, or get the version by GetWeights.
+    - NOT_FOUND, reason WEIGHTS_GONE: nobody needs this version any more. The
+      group stays.
+    """
+    CloseWeightsGroup: _grpc.UnaryUnaryMultiCallable[_trainer_pb2.CloseWeightsGroupRequest, _trainer_pb2.CloseWeightsGroupResponse]
+    """Ends a group. Safe to repeat; one that is not there is ended."""
 
 @_typing.type_check_only
 class TrainerServiceAsyncStub(TrainerServiceStub):
@@ -101,6 +132,37 @@ class TrainerServiceAsyncStub(TrainerServiceStub):
     - INVALID_ARGUMENT, reason INVALID_FIELD: the version has no such file, or
       the file ends before the offset.
     """
+    OpenWeightsGroup: _aio.UnaryUnaryMultiCallable[_trainer_pb2.OpenWeightsGroupRequest, _trainer_pb2.OpenWeightsGroupResponse]  # type: ignore[assignment]
+    """Opens a group over which the trainer sends weights straight to the
+    processes of a worker's engine, by NCCL. Answers when the trainer is about
+    to join it: whoever then does not join within the trainer's
+    `weights.nccl_timeout_s` ends it. So does whoever does not use it for 15
+    minutes, or dies in it.
+
+    A worker has one group. Repeated, it ends the one before.
+
+    Errors:
+    - FAILED_PRECONDITION, reason WEIGHTS_GROUP_FAILED: the trainer cannot send
+      weights so; the message says why. Get them by GetWeights.
+    - INVALID_ARGUMENT, reason INVALID_FIELD: no worker, or no process.
+    """
+    SendWeights: _aio.UnaryUnaryMultiCallable[_trainer_pb2.SendWeightsRequest, _trainer_pb2.SendWeightsResponse]  # type: ignore[assignment]
+    """Has the trainer send all tensors of a version to a group, in the order of
+    the version's `tensors.json`. Answers when it begins. It has to be done
+    within `weights.nccl_timeout_s`, or the group is ended.
+
+    Not to be repeated: nobody would know which of the two is received. While a
+    version is on its way another call ends the group. After a lost answer open
+    another group.
+
+    Errors:
+    - FAILED_PRECONDITION, reason WEIGHTS_GROUP_FAILED: the group is not there
+      any more. Open another one, or get the version by GetWeights.
+    - NOT_FOUND, reason WEIGHTS_GONE: nobody needs this version any more. The
+      group stays.
+    """
+    CloseWeightsGroup: _aio.UnaryUnaryMultiCallable[_trainer_pb2.CloseWeightsGroupRequest, _trainer_pb2.CloseWeightsGroupResponse]  # type: ignore[assignment]
+    """Ends a group. Safe to repeat; one that is not there is ended."""
 
 class TrainerServiceServicer(metaclass=_abc_1.ABCMeta):
     """The trainer pulls its batches from the replay buffer; this service is how
@@ -159,5 +221,54 @@ class TrainerServiceServicer(metaclass=_abc_1.ABCMeta):
         - INVALID_ARGUMENT, reason INVALID_FIELD: the version has no such file, or
           the file ends before the offset.
         """
+
+    @_abc_1.abstractmethod
+    def OpenWeightsGroup(
+        self,
+        request: _trainer_pb2.OpenWeightsGroupRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_trainer_pb2.OpenWeightsGroupResponse, _abc.Awaitable[_trainer_pb2.OpenWeightsGroupResponse]]:
+        """Opens a group over which the trainer sends weights straight to the
+        processes of a worker's engine, by NCCL. Answers when the trainer is about
+        to join it: whoever then does not join within the trainer's
+        `weights.nccl_timeout_s` ends it. So does whoever does not use it for 15
+        minutes, or dies in it.
+
+        A worker has one group. Repeated, it ends the one before.
+
+        Errors:
+        - FAILED_PRECONDITION, reason WEIGHTS_GROUP_FAILED: the trainer cannot send
+          weights so; the message says why. Get them by GetWeights.
+        - INVALID_ARGUMENT, reason INVALID_FIELD: no worker, or no process.
+        """
+
+    @_abc_1.abstractmethod
+    def SendWeights(
+        self,
+        request: _trainer_pb2.SendWeightsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_trainer_pb2.SendWeightsResponse, _abc.Awaitable[_trainer_pb2.SendWeightsResponse]]:
+        """Has the trainer send all tensors of a version to a group, in the order of
+        the version's `tensors.json`. Answers when it begins. It has to be done
+        within `weights.nccl_timeout_s`, or the group is ended.
+
+        Not to be repeated: nobody would know which of the two is received. While a
+        version is on its way another call ends the group. After a lost answer open
+        another group.
+
+        Errors:
+        - FAILED_PRECONDITION, reason WEIGHTS_GROUP_FAILED: the group is not there
+          any more. Open another one, or get the version by GetWeights.
+        - NOT_FOUND, reason WEIGHTS_GONE: nobody needs this version any more. The
+          group stays.
+        """
+
+    @_abc_1.abstractmethod
+    def CloseWeightsGroup(
+        self,
+        request: _trainer_pb2.CloseWeightsGroupRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_trainer_pb2.CloseWeightsGroupResponse, _abc.Awaitable[_trainer_pb2.CloseWeightsGroupResponse]]:
+        """Ends a group. Safe to repeat; one that is not there is ended."""
 
 def add_TrainerServiceServicer_to_server(servicer: TrainerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -80,6 +80,7 @@ def _make_vllm(
         seed=secrets.randbits(31),
         max_length=config.data.max_prompt_length + config.data.max_response_length,
         partial=config.rollout.partial_rollout,
+        receives=config.weights.transport == "nccl",
         silence_s=config.rollout.max_generation_s,
         waits=waits,
     )

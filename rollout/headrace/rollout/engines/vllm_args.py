@@ -80,7 +80,9 @@ def _check_arguments(config: VllmEngine) -> None:
         raise _refused(error) from error
 
 
-def make_config(config: VllmEngine, directory: Path, *, max_length: int, seed: int) -> Any:
+def make_config(
+    config: VllmEngine, directory: Path, *, max_length: int, seed: int, receives: bool = False
+) -> Any:
     """Make vLLM's `VllmConfig` for a model.
 
     Args:
@@ -88,6 +90,7 @@ def make_config(config: VllmEngine, directory: Path, *, max_length: int, seed: i
         directory: Its weights, with `config.json`.
         max_length: The most tokens of a prompt with its response.
         seed: What is drawn follows from this and from what was drawn before.
+        receives: Whether it may be sent weights by the trainer.
 
     Raises:
         EngineError: The directory is gone.
@@ -98,7 +101,7 @@ def make_config(config: VllmEngine, directory: Path, *, max_length: int, seed: i
 
     try:
         return AsyncEngineArgs(
-            **_arguments(config),
+            **_arguments(config, receives=receives),
             model=str(directory),
             max_model_len=config.max_model_len or max_length,
             seed=seed,
@@ -116,11 +119,10 @@ def _is_cpu() -> bool:
     return bool(current_platform.is_cpu())
 
 
-def _arguments(config: VllmEngine) -> dict[str, Any]:
+def _arguments(config: VllmEngine, *, receives: bool = False) -> dict[str, Any]:
     from vllm.config import WeightTransferConfig
 
-    from headrace.rollout.engines.vllm_weights import BACKEND, EXTENSION
-
+    backend, extension = _way(receives=receives)
     cpu = _is_cpu()
     kv_bytes = config.kv_cache_memory_bytes
     defaults = {"block_size": CPU_BLOCK_TOKENS} if cpu else {}
@@ -138,10 +140,21 @@ def _arguments(config: VllmEngine) -> dict[str, Any]:
         "logprobs_mode": "processed_logprobs",
         "generation_config": "vllm",
         "skip_tokenizer_init": True,
-        "weight_transfer_config": WeightTransferConfig(backend=BACKEND),
-        "worker_extension_cls": EXTENSION,
+        "weight_transfer_config": WeightTransferConfig(backend=backend),
+        "worker_extension_cls": extension,
         "disable_log_stats": True,  # its own loggers; ours is another
     }  # fmt: skip
+
+
+def _way(*, receives: bool) -> tuple[str, str]:
+    """Name vLLM's way of weight transfer, and what has vLLM import it."""
+    if receives:
+        from headrace.rollout.engines import vllm_nccl
+
+        return vllm_nccl.BACKEND, vllm_nccl.EXTENSION
+    from headrace.rollout.engines import vllm_weights
+
+    return vllm_weights.BACKEND, vllm_weights.EXTENSION
 
 
 def _problem(name: str, value: Any, types: dict[str, Any]) -> str | None:

@@ -13,7 +13,7 @@ weights are not certain, is ended, and the next load starts another one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -29,11 +29,14 @@ from headrace.rollout.engines.base import (
     EngineStatus,
     Sample,
     SampleRequest,
+    Sender,
 )
 from headrace.rollout.engines.gate import Gate
+from headrace.rollout.engines.mean_length import MeanLength
 from headrace.rollout.engines.probe import Probe, ProbeError
+from headrace.rollout.engines.vllm_failure import lost, one_line
 from headrace.rollout.engines.vllm_whole import check_whole, label_of
-from headrace.rollout.engines.weights import WEIGHTS_NAME, confirm
+from headrace.rollout.engines.weights import WEIGHTS_NAME, confirm, read_tensors
 from headrace.rpc.waits import Waits
 from headrace.v1 import prompt_pb2
 
@@ -58,6 +61,7 @@ class VllmEngine:
         seed: What is drawn follows from it, and from what else was sampled before and beside.
         max_length: The most tokens of a prompt with its response.
         partial: Whether sequences under way go on with newer weights.
+        receives: Whether the trainer may send weights to vLLM's processes.
         silence_s: A vLLM that gives no token for so long, though it should, is dead.
         waits: Where it is named what is waited for.
 
@@ -73,6 +77,7 @@ class VllmEngine:
         seed: int,
         max_length: int,
         partial: bool,
+        receives: bool = False,
         silence_s: float,
         waits: Waits,
     ) -> None:
@@ -81,6 +86,7 @@ class VllmEngine:
         self._seed = seed
         self._max_length = max_length
         self._partial = partial
+        self._receives = receives
         self._silence_s = silence_s
         self._waits = waits
         self._life: Life | None = None
@@ -96,7 +102,7 @@ class VllmEngine:
         """The end of a life that was given up."""
         self._tell_lost: Callable[[], None] = lambda: None
         self._load = EngineLoad()
-        self._length = _MeanLength(max_length)
+        self._length = MeanLength(max_length)
         self._generated = 0
         self._aborted = 0
         self._probe_gap: float | None = None
@@ -159,28 +165,70 @@ class VllmEngine:
                 await self._drain()
             if not (directory / WEIGHTS_NAME).exists():
                 raise EngineError(f"{directory}: was removed while sequences came to their end")
-            try:
-                if self._life is None:
-                    await self._start_life(directory, weights.id)
-                else:
-                    life = self._life
-                    await self._with(life, self._update_life(life, directory, weights.id))
-                await self._compare(wanted)
-            except (UsageError, asyncio.CancelledError):
+            update = {"path": str(directory / WEIGHTS_NAME)}
+            if (life := self._life) is None:
+                taking = self._start_life(directory, weights.id)
+            else:
+                taking = self._update_life(life, update, weights.id, self._silence_s)
+            await self._confirmed(taking, wanted, weights.id.version)
+
+    async def receive(self, weights: prompt_pb2.PublishedWeights, sender: Sender) -> None:
+        """Take weights that the trainer sends to vLLM's processes; all but the file is here.
+
+        Raises:
+            EngineError: As `load` does; or vLLM or the trainer cannot, and the old ones stay.
+
+        """
+        life = self._life
+        if life is None:
+            raise EngineError("vLLM is not running: it starts with a file")
+        directory = await asyncio.to_thread(confirm, weights, without=[WEIGHTS_NAME])
+        update, wanted = read_tensors(directory), probe.read(directory)
+        try:
+            await self._join(life, sender)
+            with self._gate.shut():
+                if not self._partial:
+                    await self._drain()
+                await sender.send(weights.id)
+                taking = self._update_life(life, update, weights.id, sender.timeout_s)
+                await self._confirmed(taking, wanted, weights.id.version)
+        except BaseException:
+            await sender.close()
+            raise
+
+    async def _join(self, life: Life, sender: Sender) -> None:
+        """Have vLLM's processes in one group with the trainer's, if they are not."""
+        if life.has_joined and sender.is_open:
+            return
+        invitation = await sender.open(life.model_process_count)
+        try:
+            async with asyncio.timeout(sender.timeout_s):
+                await self._with(life, life.join(invitation))
+        except Exception as error:
+            # What waits in NCCL waits for good: several processes, for the one that failed.
+            hangs = isinstance(error, TimeoutError) or life.model_process_count > 1
+            if hangs or life is not self._life:
                 await self._end_life()
-                raise
-            except Exception as error:  # whatever vLLM raises: its weights are not certain
-                await self._end_life()
-                raise _lost(error, f"version {weights.id.version} was not loaded") from error
-            self._agreed.set()
+                raise lost(error, "vLLM did not join the trainer") from error
+            raise EngineError(f"vLLM did not join the trainer: {one_line(error)}") from error
+
+    async def _confirmed(self, taking: Awaitable[None], wanted: Probe | None, version: int) -> None:
+        """Take weights, and compare. A vLLM whose weights are not certain is ended."""
+        try:
+            await taking
+            await self._compare(wanted)
+        except (UsageError, asyncio.CancelledError):
+            await self._end_life()
+            raise
+        except Exception as error:  # whatever vLLM raises: its weights are not certain
+            await self._end_life()
+            raise lost(error, f"version {version} was not loaded") from error
+        self._agreed.set()
 
     async def _drain(self) -> None:
         if self._gate.inside:
-            with self._waits.waiting(
-                "sequences to end",
-                owner="vllm",
-                ends_when=f"those that version {self._weights.version} began are done",
-            ):
+            ends_when = f"those that version {self._weights.version} began are done"
+            with self._waits.waiting("sequences to end", owner="vllm", ends_when=ends_when):
                 await self._gate.empty()
 
     async def _start_life(self, directory: Path, weights: prompt_pb2.WeightsId) -> None:
@@ -197,6 +245,7 @@ class VllmEngine:
                 directory,
                 max_length=self._max_length,
                 seed=self._seed,
+                receives=self._receives,
             )
             life = await Life.start(config, lambda: StatKeeper(self._load), label_of(weights))
         self._life = life
@@ -205,18 +254,22 @@ class VllmEngine:
         self._watch = asyncio.create_task(self._keep_watch(life), name="vllm watch")
 
     async def _update_life(
-        self, life: Life, directory: Path, weights: prompt_pb2.WeightsId
+        self, life: Life, update: Mapping[str, Any], weights: prompt_pb2.WeightsId, timeout_s: float
     ) -> None:
-        with self._waits.waiting(
-            "vLLM to take weights", owner="vllm", ends_when=f"version {weights.version} is loaded"
-        ):
-            async with asyncio.timeout(self._silence_s):
-                await life.freeze()
-                self._agreed.clear()
-                await life.replace_weights(directory / WEIGHTS_NAME, label_of(weights))
-                # What the old ones made has long been taken: it came before the first answer.
-                self._weights = weights
-                await life.thaw()
+        ends_when = f"version {weights.version} is loaded"
+        with self._waits.waiting("vLLM to take weights", owner="vllm", ends_when=ends_when):
+            async with asyncio.timeout(timeout_s):
+                await self._with(life, self._replace(life, update, weights))
+
+    async def _replace(
+        self, life: Life, update: Mapping[str, Any], weights: prompt_pb2.WeightsId
+    ) -> None:
+        await life.freeze()
+        self._agreed.clear()
+        await life.replace_weights(update, label_of(weights))
+        # What the old ones made has long been taken: it came before the first answer.
+        self._weights = weights
+        await life.thaw()
 
     async def _compare(self, wanted: Probe | None) -> None:
         """See that vLLM computes what the trainer does, if the trainer says what that is."""
@@ -314,9 +367,9 @@ class VllmEngine:
                 if life.is_dead:
                     self._lose(life, "died")
                 if life is not self._life:
-                    raise _lost(error, "vLLM was lost") from error
+                    raise lost(error, "vLLM was lost") from error
                 if isinstance(error, Exception):
-                    raise EngineError(_one_line(error)) from error
+                    raise EngineError(one_line(error)) from error
                 raise
             finally:
                 self._inside.discard(task)
@@ -349,28 +402,3 @@ class VllmEngine:
                 response.extend(last.token_ids, last.logprobs, weights)
                 self._generated += len(last.token_ids)
         return Sample(response, check_whole(request, begun, last, stop_id=self._eos_id))
-
-
-class _MeanLength:
-    """The mean number of tokens of a sequence: the most there can be, until there were some."""
-
-    def __init__(self, most: int) -> None:
-        self.tokens = float(most)
-        self._count = 0
-
-    def add(self, tokens: int) -> None:
-        """Take a sequence that is done. The latest 1,000 or so count."""
-        self._count = min(self._count + 1, 1000)
-        self.tokens += (tokens - self.tokens) / self._count
-
-
-def _lost(error: BaseException, what: str) -> EngineError:
-    """Say that the weights are gone with an error; a probe's error stays what it is."""
-    if isinstance(error, EngineError):
-        error.weights_lost = True
-        return error
-    return EngineLostError(f"{what}: {_one_line(error)}")
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:500]

@@ -8,22 +8,26 @@ Speaks vLLM's language; knows nothing of versions that were published, groups an
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import multiprocessing
 import os
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
-from pathlib import Path
 from typing import Any, Final, Self
 
 import psutil
-from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferInitRequest,
+    WeightTransferUpdateRequest,
+)
 from vllm.inputs.engine import tokens_input
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.metrics.loggers import StatLoggerBase
 
+from headrace.rollout.engines.base import Invitation
 from headrace.rollout.engines.vllm_weights import OWNER_VARIABLE
 
 _SHUTDOWN_S: Final = 2.0
@@ -56,6 +60,8 @@ class Life:
         self._running = 0
         self._frozen = False
         self._last_sign = 0.0
+        self.has_joined = False
+        """Whether its processes are in a group that the trainer sends weights to."""
 
     @classmethod
     async def start(cls, config: Any, stats: Callable[[], StatLoggerBase], label: str) -> Self:
@@ -105,6 +111,12 @@ class Life:
         """Tokens whose keys and values fit into memory."""
         config = self._llm.vllm_config.cache_config
         return int(config.num_gpu_blocks) * int(config.block_size)
+
+    @property
+    def model_process_count(self) -> int:
+        """Processes that have a part of the model each."""
+        config = self._llm.vllm_config.parallel_config
+        return int(config.world_size) * int(config.data_parallel_size)
 
     @property
     def vocab_size(self) -> int:
@@ -175,15 +187,41 @@ class Life:
         self._frozen = True
         await self._llm.pause_generation(mode="keep", clear_cache=True)
 
-    async def replace_weights(self, file: Path, label: str) -> None:
+    async def join(self, invitation: Invitation) -> None:
+        """Have its processes join a group of the trainer's.
+
+        Raises:
+            Exception: Whatever vLLM raises. If one process fails, others may be waiting for it.
+
+        """
+        self.has_joined = False
+        await self._llm.init_weight_transfer_engine(
+            WeightTransferInitRequest(
+                {
+                    "nccl_unique_id_b64": base64.b64encode(invitation.nccl_unique_id).decode(),
+                    "rank_offset": 1,
+                    "world_size": self.model_process_count + 1,
+                    "packed": True,
+                    "packed_buffer_size_bytes": invitation.packed_buffer_bytes,
+                    "packed_num_buffers": invitation.packed_buffer_count,
+                }
+            )
+        )
+        self.has_joined = True
+
+    async def replace_weights(self, update: Mapping[str, Any], label: str) -> None:
         """Take other weights while frozen, and see that vLLM calls them so.
+
+        Args:
+            update: Where they come from, as the way of transfer knows it.
+            label: Their name.
 
         Raises:
             Exception: Whatever vLLM raises. It is of no more use then.
 
         """
         await self._llm.start_weight_update()
-        await self._llm.update_weights(WeightTransferUpdateRequest({"path": str(file)}))
+        await self._llm.update_weights(WeightTransferUpdateRequest(dict(update)))
         await self._llm.finish_weight_update(weight_version=label)
         found = await self._llm.get_weight_version()
         if found != label:
