@@ -66,6 +66,7 @@ async def test_sequences_go_on_with_new_weights_and_each_token_is_of_those_that_
         for version in (1, 2):
             await grown(requests, 60 * version)
             await engine.load(probed.publish(tmp_path, models[version], version))
+        await grown(requests, 180)
         futures[7].cancel()
         await asyncio.wait(futures[7:])
         cut = requests[7]
