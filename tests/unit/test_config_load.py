@@ -114,7 +114,10 @@ def test_an_unknown_key_in_the_file_names_the_file(file: Path) -> None:
         ("rollout.n=x", "rollout.n = 'x': should be a valid integer, unable to parse"),
         ("trainer.trainer_mode=s", "trainer.trainer_mode = 's': should be 'sync' or 'separate"),
         ("data.source.kind=csv", "data.source.kind = 'csv': should be 'jsonl' or 'parquet'"),
-        ("rollout.engine={threads: 1}", "rollout.engine.kind: is required (torch | scripted | vllm | vllm_server)"),
+        (
+            "rollout.engine={threads: 1}",
+            "rollout.engine.kind: is required (torch | scripted | vllm | vllm_server)",
+        ),
         ("model.tokenizer=5", "model.tokenizer = 5: should be a path"),
         ("model.tokenizer.eos=ab", "model.tokenizer.eos = 'ab': should have at most 1 character"),
         ("reward=5", "reward = 5: should be a mapping of keys to values"),

@@ -91,7 +91,9 @@ def test_probabilities_are_those_that_were_sampled_from(temperature: float) -> N
     metrics = actor(model).update(batch)
     assert metrics["training/rollout_probs_diff_max"] < 1e-4
     assert 0 < metrics["training/rollout_logprobs_diff_mean"] < 1e-4
-    assert metrics["training/rollout_logprobs_diff_max"] == pytest.approx(float(gap.detach()), abs=1e-6)
+    assert metrics["training/rollout_logprobs_diff_max"] == pytest.approx(
+        float(gap.detach()), abs=1e-6
+    )
     assert metrics["actor/ppo_kl"] == pytest.approx(0, abs=1e-5)
     assert metrics["actor/pg_clipfrac"] == 0
 
