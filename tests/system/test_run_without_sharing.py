@@ -30,8 +30,9 @@ def service() -> Iterator[str]:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.parametrize("transport", ["grpc", "nccl"])
 def test_a_run_gets_its_weights_by_grpc_and_its_rewards_by_http(
-    tmp_path: Path, service: str
+    transport: str, tmp_path: Path, service: str
 ) -> None:
     config = small_config(
         tmp_path,
@@ -39,7 +40,7 @@ def test_a_run_gets_its_weights_by_grpc_and_its_rewards_by_http(
         rollout={"workers": 2},
         reward={"kind": "http", "url": service},
         trainer={"total_training_steps": 3, "threads": 1},
-        weights={"transport": "grpc", "tmpdir": "temporary"},
+        weights={"transport": transport, "tmpdir": "temporary"},
     )
     with launched(tmp_path, config) as run:
         code, output = run.ended(within_s=240)
