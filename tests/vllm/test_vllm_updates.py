@@ -61,18 +61,18 @@ async def test_sequences_go_on_with_new_weights_and_each_token_is_of_those_that_
     models = [make_model(NAME, seed, endless=True) for seed in range(4)]
     async with running(partial=True) as engine:
         await engine.load(probed.publish(tmp_path, models[0], 0))
-        requests = [request(session, limit=400) for session in range(8)]
+        requests = [request(session, limit=500) for session in range(8)]
         futures = engine.generate(requests)
         for version in (1, 2):
-            await grown(requests, 60 * version)
+            await grown(requests, 30 * version)
             await engine.load(probed.publish(tmp_path, models[version], version))
-        await grown(requests, 180)
+        await grown(requests, 90)
         futures[7].cancel()
         await asyncio.wait(futures[7:])
         cut = requests[7]
         # What was cancelled goes on as another request, behind what there is of it.
         await engine.load(probed.publish(tmp_path, models[3], 3))
-        rest = request(7, limit=400, response=cut.response)
+        rest = request(7, limit=500, response=cut.response)
         count = len(cut.response.token_ids)
         await sampled(engine, [rest])
         async with asyncio.timeout(120):
@@ -85,7 +85,7 @@ async def test_sequences_go_on_with_new_weights_and_each_token_is_of_those_that_
         found = spans(asked)
         assert [version for version, _, _ in found] == [0, 1, 2, 3]
         assert found[0][1] == 0
-        assert found[-1][2] == 400
+        assert found[-1][2] == 500
         for version, begin, end in found:
             assert gap(models[version], asked, begin=begin, end=end) < 1e-4
             # The others do not say the same, so that the check means something.
