@@ -22,7 +22,7 @@ async def test_sequences_are_finished_by_the_weights_they_began_with_and_later_o
     prompt = [5, 6, 7, 8] * 12
     async with running(waits=waits) as engine:
         await engine.load(probed.publish(tmp_path, models[0], 0))
-        early = [request(session, limit=200, prompt=prompt) for session in range(8)]
+        early = [request(session, limit=450, prompt=prompt) for session in range(8)]
         generating = engine.generate(early)
         await grown(early, 20)
 
@@ -40,13 +40,13 @@ async def test_sequences_are_finished_by_the_weights_they_began_with_and_later_o
 
         assert waiting == {"sequences to end": "those that version 0 began are done"}
         assert begun_while_waiting == [0] * 4
-        assert [spans(asked) for asked in early] == [[(0, 0, 200)]] * 8
+        assert [spans(asked) for asked in early] == [[(0, 0, 450)]] * 8
         assert [spans(asked) for asked in late] == [[(1, 0, 20)]] * 4
         assert max(gap(models[0], asked) for asked in early) < 1e-4
         assert max(gap(models[1], asked) for asked in late) < 1e-4
         status = engine.status()
         assert len(samples) == 12
-        assert (status.generated_token_count, status.aborted_token_count) == (8 * 200 + 4 * 20, 0)
+        assert (status.generated_token_count, status.aborted_token_count) == (8 * 450 + 4 * 20, 0)
         assert status.held_back_s > 0
         assert status.room > 0
         assert waits.snapshot() == []
