@@ -415,5 +415,5 @@ async def test_a_wrong_target_says_so_at_once(
 
 async def test_another_process_is_not_taken_for_a_replay_buffer() -> None:
     async with trainer_service(Progress()) as address:
-        with pytest.raises(UsageError, match=r"does not answer \(unimplemented"):
+        with pytest.raises(UsageError, match=r"does not answer \(unavailable: .* another process"):
             await asked(lambda: connect(address))

@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 
 import grpc
 
-from headrace.errors import NotReadyError, UsageError, WireError
+from headrace.errors import NotReadyError, UsageError, WireError, WrongProcessError
 from headrace.rpc.failures import detail_of, failure_of, is_worth_repeating
 from headrace.rpc.status import error_from
 
@@ -66,7 +66,7 @@ def is_outage(failed: grpc.RpcError) -> bool:
 def refusal(failed: grpc.RpcError, who: str) -> WireError | UsageError:
     """Say what a failed call means: the error of its reason, or that nobody is there."""
     known = error_from(failed)
-    if known is not None and not isinstance(known, NotReadyError):
+    if known is not None and not isinstance(known, (NotReadyError, WrongProcessError)):
         return known
     failure = failure_of(failed, who.rstrip(","))
     if isinstance(failure, UsageError):  # its certificate is not what it has to be
