@@ -316,6 +316,9 @@ class Model(Drafts, Timeline):
         for uid in event.uids:
             self._move(uid, FAILED, PENDING)
             self._say_if("transition", uid, self.circuit.set_aside(uid))
+        for uid in event.retried_uids:
+            self._move(uid, PENDING, FAILED)
+            self._returned += 1
 
     def _worker_ejected(self, event: journal_pb2.WorkerEjected) -> None:
         self._say_if("end", event.worker_id, self.circuit.eject(event.worker_id))

@@ -409,6 +409,22 @@ def test_a_circuit_with_its_last_probes_dropped_lets_in_others() -> None:
     assert world.demand == 3
 
 
+def test_what_an_outage_failed_is_probed_again_where_the_last_one_left_is_hopeless() -> None:
+    world = World(settings(max_failures=1, eject_after=3, window_size=4))
+    for _ in range(30):
+        world.feed()
+        world.fail(world.lease(), live_workers=["w"])
+    for _ in range(4):
+        for ref in world.lease():
+            if ref.uid == world.uid(6):
+                world.fail([ref], live_workers=["w"])
+            else:
+                world.complete([ref])
+    assert not world.ledger.circuit.is_open
+    assert world.dropped() == {}
+    assert not audit(world.ledger, world.settings)
+
+
 def test_at_the_end_of_the_data_an_open_circuit_goes_on_probing() -> None:
     world = World(settings(max_failures=1, eject_after=3), row_count=12)
     world.feed()

@@ -150,6 +150,8 @@ class _Tally:
     def _on_groups_failed(self, detail: dict[str, Any]) -> None:
         for uid in detail.get("uids", ()):
             self._move(uid, "failed", usually_from="pending")
+        for uid in detail.get("retried_uids", ()):
+            self._move(uid, "pending", usually_from="failed")
 
     def _on_trainer_registered(self, detail: dict[str, Any]) -> None:
         for uid in list(self._members["sampled"]):

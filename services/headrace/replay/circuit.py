@@ -8,7 +8,8 @@
   first success closes it, and what was FAILED is PENDING again.
 - Probes go round. What a probe failed at `max_failures` times is FAILED, too, and when nothing is
   left to probe with, a fresh prompt is let in, at most `eject_after` of them: if all the others
-  are prompts that nobody can do, it shows that the workers work.
+  are prompts that nobody can do, it shows that the workers work. Once no fresh one may be let in,
+  what was FAILED has its turn again in the place of what failed last.
 - With the success of an ejected worker, or of a probe, the prompts that were failed at are blamed
   after all, once each: an outage costs a prompt one failure, and one that nobody can do is dropped
   after `max_failures` of them and one more.
@@ -43,22 +44,20 @@ def judge_failures(
         ledger.emit(journal.WorkerEjected(worker_id=worker_id))
     if not circuit.is_open and {worker_id, *live_workers} <= circuit.ejected:
         ledger.emit(journal.CircuitOpened(cause=WORKERS_FAIL, error=error))
-    sets_aside = (
-        circuit.cause == WORKERS_FAIL
-        and circuit.fed_count < settings.eject_after
-        and not ledger.feed_is_over
-    )
+    probing = circuit.cause == WORKERS_FAIL
     used_up = [
         group.uid
         for group in failed
         if group.state == PENDING
         and (
             group.failures >= settings.max_failures
-            or (sets_aside and circuit.tries(group.uid) >= settings.max_failures)
+            or (probing and circuit.tries(group.uid) >= settings.max_failures)
         )
     ]
-    if used_up:
-        ledger.emit(journal.GroupsFailed(uids=used_up))
+    lets_in = circuit.fed_count < settings.eject_after and not ledger.feed_is_over
+    others = () if not probing or lets_in else tuple(ledger.groups.failed)
+    if used_up and (others or lets_in or not probing):
+        ledger.emit(journal.GroupsFailed(uids=used_up, retried_uids=others))
 
 
 def judge_expiries(ledger: Ledger, settings: LedgerSettings, expired: Sequence[Group]) -> None:

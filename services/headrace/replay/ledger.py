@@ -300,6 +300,10 @@ class Ledger:
             with self.groups.changing(self.groups[uid]) as group:
                 group.state = FAILED
                 self.touch(group)
+        for uid in event.retried_uids:
+            with self.groups.changing(self.groups[uid]) as group:
+                group.state = PENDING
+                self.touch(group)
 
     def _on_trainer_registered(self, event: journal.TrainerRegistered) -> None:
         if self.trainer_id:

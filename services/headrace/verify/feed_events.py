@@ -82,6 +82,9 @@ class FeedEvents(Told):
     def _on_groups_failed(self, event: journal_pb2.GroupsFailed) -> None:
         for uid in event.uids:
             self._move(uid, FAILED, PENDING)
+        for uid in event.retried_uids:
+            self.check(self.circuit_open, f"I13: {uid} is tried again, and the circuit is closed")
+            self._move(uid, PENDING, FAILED)
 
     def _on_circuit_opened(self, event: journal_pb2.CircuitOpened) -> None:
         self.circuit_open = True

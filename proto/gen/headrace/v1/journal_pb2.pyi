@@ -827,18 +827,26 @@ class GroupsFailed(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     UIDS_FIELD_NUMBER: _builtins.int
+    RETRIED_UIDS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def uids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The groups."""
+
+    @_builtins.property
+    def retried_uids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """FAILED groups that are PENDING again in their place: probes go round, and
+        no fresh prompt may be let in.
+        """
 
     def __init__(
         self,
         *,
         uids: _abc.Iterable[_builtins.str] | None = ...,
+        retried_uids: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["uids", b"uids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["retried_uids", b"retried_uids", "uids", b"uids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
