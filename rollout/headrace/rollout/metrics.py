@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
@@ -130,12 +131,11 @@ class WorkerMetrics:
             "Tokens that other workers had made and that were gone on with.",
             worker.continued_token_count,
         )
-        if engine.probe_gap is not None:
-            yield gauge(
-                "headrace_worker_probe_gap",
-                "Mean gap of log-probabilities to the trainer's, of the weights tried last.",
-                engine.probe_gap,
-            )
+        yield gauge(
+            "headrace_worker_probe_gap",
+            "Mean gap of log-probabilities to the trainer's, of the weights tried last.",
+            math.nan if engine.probe_gap is None else engine.probe_gap,
+        )
         yield gauge("headrace_worker_draining", "Whether it is going home.", self._stopping())
         if engine.load is not None:
             yield from _load(engine.load)
