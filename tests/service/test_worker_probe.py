@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from worker_scene import Gate, World, after_load, eventually, made_world
 
 from headrace.config.config import Config
 from headrace.config.rollout import ScriptedEngine as ScriptedConfig
+from headrace.rollout.engines.base import EngineError, EngineStatus
 from headrace.rollout.engines.probe import ProbeError
 from headrace.rollout.engines.scripted import ScriptedEngine
 from headrace.rpc.channel import open_channel
@@ -102,6 +104,40 @@ async def test_an_engine_that_keeps_its_weights_goes_on_with_them(world: World) 
     )
     world.ledger.feed("e0r0")
     await world.ledger.notify()
+    await world.ledger.until(lambda: world.ledger.is_whole("e0r0"))
+
+    assert [record.max_version for record in world.ledger.sessions["e0r0"].values()] == [0, 0]
+
+
+async def test_an_engine_that_had_no_room_while_it_refused_weights_is_given_work_again(
+    world: World,
+) -> None:
+    refusing = Gate()
+
+    class Busy(ScriptedEngine):
+        """Begins nothing while it takes weights, and does not take version 1."""
+
+        room = 8
+
+        async def load(self, weights: prompt_pb2.PublishedWeights) -> None:
+            if weights.id.version == 1:
+                self.room = 0
+                await refusing.sleep(0)
+                self.room = 8
+                raise EngineError("these were removed meanwhile")
+            await super().load(weights)
+
+        def status(self) -> EngineStatus:
+            return replace(super().status(), room=self.room)
+
+    await world.publish(0)
+    await world.start(engine_type=Busy, lease_wait_s=0.05)
+    await eventually(lambda: world.worker.weights.current is not None)
+    await world.publish(1)
+    await refusing.reached.wait()
+    await eventually(lambda: not world.worker._leases._calls)
+    world.ledger.feed("e0r0")
+    refusing.open.set()
     await world.ledger.until(lambda: world.ledger.is_whole("e0r0"))
 
     assert [record.max_version for record in world.ledger.sessions["e0r0"].values()] == [0, 0]

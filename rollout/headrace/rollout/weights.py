@@ -166,7 +166,6 @@ class Weights:
             return
         self._pause.succeed()
         self.current = weights
-        self._changes.notify()
         log.info(
             "weights_loaded",
             lineage=weights.id.lineage,
@@ -175,6 +174,13 @@ class Weights:
         )
 
     async def _load(self, weights: prompt_pb2.PublishedWeights) -> None:
+        """Have the engine take them. It may have room again then, also if it did not."""
+        try:
+            await self._bring(weights)
+        finally:
+            self._changes.notify()
+
+    async def _bring(self, weights: prompt_pb2.PublishedWeights) -> None:
         if weights.uri != GRPC_URI:
             await self._engine.load(weights)
             return
