@@ -151,7 +151,8 @@ class GroupLife:
         self._kept[session] = count
 
     @property
-    def _revoked(self) -> bool:
+    def is_revoked(self) -> bool:
+        """Whether nothing more is generated."""
         return self._handed_back or self._lost
 
     def hand_back(self) -> None:
@@ -168,7 +169,7 @@ class GroupLife:
 
     async def run(self) -> Outcome:
         """Live. Errors are collected, not raised."""
-        if not self._revoked:
+        if not self.is_revoked:
             async with asyncio.TaskGroup() as finishing:
                 await self._generate(finishing)
         if self._lost:
@@ -271,7 +272,7 @@ class GroupLife:
 
     async def _finish(self, samples: Sequence[tuple[int, Sample]]) -> None:
         """Score and deliver."""
-        if self._revoked:
+        if self.is_revoked:
             return
         scorings = [self._scoring(sample) for _, sample in samples]
         scores = await _revocably(self.tools.score(scorings), self._revocable)

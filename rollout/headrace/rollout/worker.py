@@ -251,8 +251,13 @@ class Worker:
             task.add_done_callback(self._forget)
 
     def _lose_engine(self) -> None:
-        """Give up all groups, blaming those that it happens with again and again."""
+        """Give up all groups, blaming those that it happens with again and again.
+
+        A loss may be told of twice: when it happens, and by the weights that were coming.
+        """
         for life in self._groups.values():
+            if life.is_revoked:
+                continue
             uid = life.lease.uid
             self._lost_with[uid] += 1
             if self._lost_with[uid] > MOST_LOSSES:
