@@ -2,7 +2,8 @@
 
 Knows what each event does to a prompt's state, no more of the rules. Where the journal's
 beginning was compacted away, a prompt that appears later was before in the state that its first
-event tells, and prompts that never appear stayed where they are.
+event tells, and prompts that never appear stayed where they are. So it is where a ledger was restored
+from a checkpoint: what the checkpoint says of prompts is not among the events.
 """
 
 from __future__ import annotations
@@ -50,15 +51,19 @@ def count(
 
     """
     tally = _Tally(n)
-    moments = [tally.take(event) for event in events]
+    whole: list[Moment] = []
+    """Of a journal that was begun anew, until the ledger of the lost one was restored into it."""
+    moments: list[Moment] = []
+    for event in events:
+        if event.name == "ledger_restored":
+            tally, whole, moments = _Tally(tally.n), [*whole, *moments], []
+        moments.append(tally.take(event))
     if not moments:
         return []
     last = moments[-1]
     before = {state: now.get(state, 0) - last.counts[state] for state in STATES}
     earlier_steps = step - last.step
-    if not earlier_steps and not any(before.values()):
-        return moments
-    return [
+    return whole + [
         Moment(
             moment.position,
             moment.unix_time_s,
@@ -73,8 +78,10 @@ class _Tally:
     """Counts since the first event; below 0 where prompts were there before."""
 
     def __init__(self, n: int) -> None:
-        self._n = n
+        self.n = n
         self._steps = 0
+        self._committed: int | None = None
+        """The last committed step, once an event has named it."""
         self._counts = dict.fromkeys(STATES, 0)
         self._state: dict[str, str] = {}
         """Of live prompts."""
@@ -110,7 +117,7 @@ class _Tally:
         self._holder.pop(uid, None)
 
     def _on_run_opened(self, detail: dict[str, Any]) -> None:
-        self._n = int(detail["n"])
+        self.n, self._committed = int(detail["n"]), 0
 
     def _on_prompts_registered(self, detail: dict[str, Any]) -> None:
         for prompt in detail.get("prompts", ()):
@@ -134,7 +141,7 @@ class _Tally:
             sessions = self._sessions.setdefault(uid, set())
             sessions.add(int(item.get("record", {}).get("session", 0)))
             self._holder[uid] = store
-            if len(sessions) == self._n:
+            if len(sessions) == self.n:
                 self._move(uid, "finished", usually_from="running")
 
     def _on_sessions_forgotten(self, detail: dict[str, Any]) -> None:
@@ -171,6 +178,7 @@ class _Tally:
 
     def _on_step_committed(self, detail: dict[str, Any]) -> None:
         self._steps += 1
+        self._committed = int(detail["step"])
         for uid in list(self._members["sampled"]):
             self._move(uid, "trained", usually_from="sampled")
 
@@ -188,3 +196,39 @@ class _Tally:
     def _on_circuit_closed(self, detail: dict[str, Any]) -> None:
         for uid in list(self._members["failed"]):
             self._move(uid, "pending", usually_from="failed")
+
+    def _on_lineage_opened(self, detail: dict[str, Any]) -> None:
+        self._go_back(int(detail["lineage"].get("fork_step", 0)))
+        self._store = detail.get("store_incarnation", "")
+        for group in detail.get("groups", ()):
+            uid = group["uid"]
+            kept = {int(record.get("session", 0)) for record in group.get("sessions", ())}
+            to = "finished" if len(kept) == self.n else "pending"
+            self._move(uid, to, usually_from="trained")
+            self._forget(uid)
+            if kept:
+                self._sessions[uid], self._holder[uid] = kept, self._store
+
+    def _on_rows_lost(self, detail: dict[str, Any]) -> None:
+        lost = zip(detail.get("uids", ()), detail.get("sessions", ()), strict=True)
+        for uid, session in lost:
+            self._move(uid, "pending", usually_from="finished")
+            left = self._sessions.get(uid, set()) - {int(session)}
+            if left:
+                self._sessions[uid] = left
+            else:
+                self._forget(uid)
+
+    def _on_ledger_emptied(self, detail: dict[str, Any]) -> None:
+        self._committed = int(detail.get("committed_step", 0))
+        self._go_back(0)
+        left: dict[str, Any] = detail.get("counts", {})
+        for state in STATES[:-1]:
+            self._counts[state] -= int(left.get(state, 0))
+        self._counts["dropped"] -= sum(map(int, left.get("dropped", {}).values()))
+        for known in (self._state, self._members, self._sessions, self._holder):
+            known.clear()
+
+    def _go_back(self, step: int) -> None:
+        self._steps -= 0 if self._committed is None else self._committed - step
+        self._committed = step
