@@ -115,6 +115,22 @@ async def test_a_run_begins_again_though_the_ledger_has_forgotten_its_first_step
     assert (answer.plan.action, answer.plan.step) == (pb.RESUME_ACTION_ROLL_BACK, 2)
 
 
+async def test_a_resume_that_was_left_where_nothing_is_to_be_gone_on_from_comes_to_its_end(
+    run: Coordinated,
+) -> None:
+    """The checkpoint that it was to restore was somewhere else, and is not named any more."""
+    await run.register()
+    await run.replay.BeginResume(
+        replay_pb2.BeginResumeRequest(resume_id="left", incarnation=run.incarnation, step=4)
+    )
+
+    answer = await run.come()
+
+    assert (answer.plan.action, answer.state.phase) == (pb.RESUME_ACTION_ROLL_BACK, OPEN)
+    await trained(run, 1)
+    await run.balanced()
+
+
 async def test_the_rows_of_the_line_that_was_left_are_swept(run: Coordinated) -> None:
     await run.come()
     await trained(run, 2)

@@ -99,6 +99,18 @@ async def test_without_journal_and_checkpoints_the_run_begins(world: World) -> N
     assert (plan.action, plan.step) == (BEGIN, 0)
 
 
+@pytest.mark.parametrize("mode", ["auto", "disable"])
+async def test_a_run_that_begins_ends_the_resume_that_a_trainer_has_left(
+    world: World, mode: str
+) -> None:
+    """Nothing is leased as long as the ledger is being resumed."""
+    left = resume_pb2.ResumeState(resume_id="x", phase=resume_pb2.RESUME_PHASE_STORE, step=2)
+
+    plan = await world.plan(fresh(resume=left), mode=mode)
+
+    assert (plan.action, plan.step) == (ROLL_BACK, 0)
+
+
 async def test_with_a_journal_and_no_checkpoint_the_run_goes_back_to_its_beginning(
     world: World,
 ) -> None:

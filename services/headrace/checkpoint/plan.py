@@ -1,13 +1,16 @@
 """What a run goes on from. Pure: the checkpoints it chooses from were looked at before.
 
                          journal there                       journal lost (`fresh`)
-    no checkpoint        roll back to step 0                 begin
+    no checkpoint        roll back to step 0                 begin (*)
     checkpoints          roll back to the newest valid       restore the newest valid one
     all damaged          refused                             refused
     over, and saved      finished                            -
 
     resume.path          roll back to it, over or not        restore it
     a new lineage        start over                          start over
+
+    (*) back to step 0, if a resume has begun that nobody sees through any more: nothing is leased
+        before the ledger has come to the end of one
 
 Only checkpoints of the run's own time line count. What tells that there was a checkpoint once, even
 if nothing of it can be read: a manifest, the pointer, or the ledger's word. So a run never begins
@@ -37,6 +40,8 @@ START_OVER: Final = pb.RESUME_ACTION_START_OVER
 KEEP: Final = pb.STORE_ACTION_KEEP
 RELOAD: Final = pb.STORE_ACTION_RESTORE
 REGENERATE: Final = pb.STORE_ACTION_REGENERATE
+UNKNOWN: Final = resume_pb2.RESUME_PHASE_UNSPECIFIED
+OPEN: Final = resume_pb2.RESUME_PHASE_OPEN
 
 
 @dataclass(frozen=True)
@@ -115,6 +120,22 @@ def choose(
         CannotResumeError: the mode does not allow it, or the storage is another run's.
 
     """
+    choice = _choose(status, found, resume, run_id=run_id, latest=latest, named=named, saves=saves)
+    if choice.action == BEGIN and status.resume.phase not in (UNKNOWN, OPEN):
+        return replace(choice, action=ROLL_BACK)
+    return choice
+
+
+def _choose(
+    status: replay_pb2.GetReplayStatusResponse,
+    found: Sequence[Found],
+    resume: ResumeConfig,
+    *,
+    run_id: str,
+    latest: int | None,
+    named: Found | None,
+    saves: bool,
+) -> Choice:
     wish = wish_of(resume)
     if wish != AUTO and is_fulfilled(wish, status.resume):
         if named is not None and named.manifest and named.step not in [one.step for one in found]:
@@ -310,6 +331,6 @@ def under_way(
 ) -> resume_pb2.ResumeState | None:
     """Give the resume that the journal knows for a trainer; None if there is none."""
     state = status.resume
-    if state.phase == resume_pb2.RESUME_PHASE_UNSPECIFIED:
+    if state.phase == UNKNOWN:
         return None
     return state if state.trainer_incarnation == incarnation else None
