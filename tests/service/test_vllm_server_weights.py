@@ -241,6 +241,35 @@ async def test_a_server_that_was_started_again_gets_its_weights_before_it_is_use
     assert len(pair[0].generated()) == 3
 
 
+async def test_a_server_that_answers_as_another_is_left_until_it_is_itself_again(
+    server: VllmServer, tmp_path: Path
+) -> None:
+    async with running([server], publish(tmp_path, 0), look_every_s=1) as engine:
+        server.replies["/weight_info"] = Reply(200, {"welcome": "to somebody else"})
+        await eventually(lambda: engine.status().room == 0)
+        del server.replies["/weight_info"]
+        await eventually(lambda: engine.status().room == 256)
+
+
+async def test_a_turn_whose_renewal_failed_is_renewed(server: VllmServer, tmp_path: Path) -> None:
+    def renewals() -> int:
+        return sum("headrace_renew_turn" in str(call.body) for call in server.calls)
+
+    server.plan = Plan(hold_after=4)
+    async with running([server], publish(tmp_path, 0)) as engine:
+        [future] = engine.generate([request()])
+        await eventually(lambda: server.at_once)
+        loading = asyncio.create_task(engine.load(publish(tmp_path, 1)))
+        await eventually(lambda: server.life.mode == "wait")
+        server.replies["/collective_rpc"] = Reply(hangs_up=True)
+        before = renewals()
+        await eventually(lambda: renewals() > before + 1)  # each is sent twice
+        del server.replies["/collective_rpc"]
+        await eventually(lambda: renewals() > before + 3)
+        server.gate.set()
+        await asyncio.gather(future, loading)
+
+
 async def test_what_weights_of_nobody_made_is_sampled_again(
     pair: list[VllmServer], tmp_path: Path
 ) -> None:

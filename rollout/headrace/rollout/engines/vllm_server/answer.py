@@ -13,7 +13,7 @@ is. With its end an answer says which weights made which tokens.
 
 from __future__ import annotations
 
-from headrace.rollout.engines.base import EngineLostError, Response, Sample, SampleRequest
+from headrace.rollout.engines.base import EngineLostError, Sample, SampleRequest
 from headrace.rollout.engines.vllm_server.calls import ServerAwayError
 from headrace.rollout.engines.vllm_server.tag import Tag
 from headrace.rollout.engines.vllm_server.wire import MalformedError, Piece, Span
@@ -87,7 +87,7 @@ class Answer:
         self._show()
         token_ids = self._response.token_ids[self._begin :]
         logprobs = self._response.logprobs[self._begin :]
-        _truncate(self._response, self._begin)
+        self._response.cut(self._begin)
         for tag, span in parts:
             part = slice(span.begin, span.end)
             self._response.extend(token_ids[part], logprobs[part], tag.weights)
@@ -124,14 +124,3 @@ class Answer:
             f"an answer ended by {last.finish_reason!r} with {count} tokens of at most {limit}, the "
             f"last {last_ids}; the stop token is {self._eos_id}"
         )
-
-
-def _truncate(response: Response, count: int) -> None:
-    """Leave the first tokens only."""
-    del response.token_ids[count:]
-    del response.logprobs[count:]
-    while response.weight_spans and response.weight_spans[-1].begin >= count:
-        response.weight_spans.pop()
-    if response.weight_spans:
-        last = response.weight_spans[-1]
-        last.end = min(last.end, count)

@@ -77,8 +77,7 @@ class Server:
     ) -> None:
         self.name = calls.host
         self.in_flight = 0
-        """Requests of this worker."""
-        """They take and leave a seat; whoever gives those counts them."""
+        """Requests of this worker. Whoever gives them their seats counts them."""
         self.lock = asyncio.Lock()
         """Held by whoever brings weights."""
         self.why_out: str | None = "it has no weights yet"
@@ -228,7 +227,7 @@ class Server:
         except ServerAwayError as error:
             self._fail(error)
             return
-        except ServerAnsweredError as error:
+        except EngineError as error:  # it answers, and not what it should
             self.leave(str(error))
             return
         if is_silent:

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
 from headrace.rollout.engines.base import EngineError
 from headrace.rollout.engines.vllm_server.calls import Calls, ServerAnsweredError, ServerAwayError
 from headrace.rollout.engines.vllm_server.tag import Tag
+from headrace.rollout.engines.vllm_server.wire import MalformedError
 from headrace.v1 import prompt_pb2
 
 _POLL_S: Final = 0.1
@@ -63,9 +64,9 @@ class Sync:
         What it calls them must be what each of its processes has loaded.
         """
         info = await self._calls.get("/weight_info", timeout_s=self._update_s)
-        label = str(info["weight_version"])
+        label = str(_field(info, "weight_version"))
         found = await self._rpc("headrace_weights")
-        return Tag.parse(label) if {each["tag"] for each in found} == {label} else None
+        return Tag.parse(label) if {_field(each, "tag") for each in found} == {label} else None
 
     async def bring(self, published: prompt_pb2.PublishedWeights) -> None:
         """See that the server has these weights.
@@ -89,7 +90,7 @@ class Sync:
     async def is_paused(self) -> bool:
         """Ask whether it generates nothing for the time being, as weights are brought to it."""
         answer = await self._calls.get("/is_paused", timeout_s=self._update_s)
-        return bool(answer["is_paused"])
+        return bool(_field(answer, "is_paused"))
 
     async def _has(self, wanted: Tag) -> bool:
         found = await self.loaded()
@@ -148,7 +149,8 @@ class Sync:
     async def _renew(self) -> None:
         while True:
             await self._sleep(self._update_s / 3)
-            await self._rpc("headrace_renew_turn", self._owner, str(self._update_s))
+            with suppress(EngineError):  # the next one may get through in time
+                await self._rpc("headrace_renew_turn", self._owner, str(self._update_s))
 
     async def _update(self, wanted: Tag) -> None:
         mode = "wait" if self._drains else "keep"
@@ -194,8 +196,9 @@ class Sync:
     async def _rpc(self, method: str, *arguments: str) -> list[dict[str, str]]:
         body = {"method": method, "args": list(arguments)}
         answer = await self._calls.post("/collective_rpc", body, timeout_s=self._update_s)
-        results = answer["results"]
-        assert results, "vLLM has at least one process with a model"
+        results = _field(answer, "results")
+        if not results:
+            raise MalformedError("no process of the server has answered")
         return list(results)
 
     @asynccontextmanager
@@ -207,3 +210,10 @@ class Sync:
             raise ServerAwayError(
                 f"{self._calls.host}: {what} took more than {limit_s:g} s"
             ) from error
+
+
+def _field(answer: Any, name: str) -> Any:
+    try:
+        return answer[name]
+    except (KeyError, TypeError) as error:
+        raise MalformedError(f"an answer without {name}: {str(answer)[:200]}") from error
