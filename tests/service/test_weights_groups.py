@@ -178,8 +178,8 @@ async def test_what_fails_while_it_joins_or_sends_ends_the_group_with_the_reason
             await group.open(1)
             with pytest.raises(EngineError, match=f"{why}|not there any more"):
                 await group.send(place.publish(0))
-            assert len(list(place.groups)) == 0
-            assert place.alive() == [False]
+            await until(lambda: len(list(place.groups)) == 0)
+            await until(lambda: place.alive() == [False])
 
 
 async def test_a_version_that_is_not_received_in_time_ends_the_group(tmp_path: Path) -> None:
