@@ -120,6 +120,29 @@ async def test_another_group_of_the_same_worker_ends_the_one_before_and_no_other
         assert len(list(place.groups)) == 2
 
 
+async def test_a_worker_that_gives_up_while_its_last_group_ends_leaves_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ending = asyncio.Event()
+
+    async def end_slowly(why: str) -> None:
+        ending.set()
+        await asyncio.Event().wait()
+
+    async with made(tmp_path) as place:
+        await place.group().open(1)
+        [old] = place.groups
+        with monkeypatch.context() as slow:
+            slow.setattr(old, "end", end_slowly)
+            opening = asyncio.create_task(place.groups.open("worker-0", 1))
+            await ending.wait()
+            opening.cancel()
+            await asyncio.wait([opening])
+
+        assert place.alive() == [True]
+        assert list(place.groups) == [old]
+
+
 async def test_closing_again_changes_nothing(tmp_path: Path) -> None:
     async with made(tmp_path) as place:
         group, other = place.group(), place.group("worker-1")

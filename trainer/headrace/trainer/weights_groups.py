@@ -162,11 +162,14 @@ class WeightsGroups:
             WeightsGroupError: it cannot be opened here.
 
         """
+        old = self._groups.get(worker_id)
+        if old is not None:
+            await old.end("was replaced by another one")
         try:
             process = await self._start()
         except SenderError as error:
             raise WeightsGroupError(str(error)) from error
-        old = self._groups.get(worker_id)
+        # From here on the group has the process: whoever gives up waiting ends it, too.
         group = self._groups[worker_id] = Group(
             worker_id,
             process,
@@ -174,8 +177,6 @@ class WeightsGroups:
             idle_s=self._idle_s,
             forget=self._forget,
         )
-        if old is not None:
-            await old.end("was replaced by another one")
         invitation = await group.open(self._device, receiver_count)
         log.info("weights_group_opened", worker=worker_id, group=group.id)
         return group.id, invitation
