@@ -51,6 +51,7 @@ AFTER_THE_END = frozenset(
         "snapshot_ended",
         "resume_begun",
         "resume_advanced",
+        "ledger_emptied",
         "lineage_opened",
     }
 )
@@ -261,7 +262,8 @@ class Model(Drafts, Timeline):
                 self.say("fence", f"{lease.uid}: attempt {lease.attempt} after {prompt.attempt}")
             prompt.attempt, prompt.worker = lease.attempt, event.worker_id
             prompt.lease_version = version
-            prompt.lease_oldest = min([version, *oldest_of(prompt)])
+            made = [record.min_version for record in prompt.sessions.values()]
+            prompt.lease_oldest = min([version, *oldest_of(prompt), *made])
             self.check_none_is_past(prompt)
         self.leased_count += len(event.leases)
         if self._within(RUNNING, FINISHED) > self.target:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from judge_rules import Prompt, Rules
 
 STORE = resume_pb2.RESUME_PHASE_STORE
+LEDGER = resume_pb2.RESUME_PHASE_LEDGER
 WEIGHTS = resume_pb2.RESUME_PHASE_WEIGHTS
 REISSUE = resume_pb2.RESUME_PHASE_REISSUE
 WARMUP = resume_pb2.RESUME_PHASE_WARMUP
@@ -40,6 +41,7 @@ class Timeline:
         store: str
         incarnation: int
         opened: tuple[int, int, int] | None
+        parts: dict[tuple[int, int], list[str]]
         trained: dict[int, list[str]]
         ended: str
         circuit: Circuit
@@ -149,6 +151,18 @@ class Timeline:
                 self.say("stale", f"{prompt.uid} is past the threshold, and the window fills up")
         if self._in(FAILED) and not self.circuit.cause:
             self.say("window", "failed prompts are there, and the window fills up")
+
+    def _ledger_emptied(self, event: journal_pb2.LedgerEmptied) -> None:
+        """Leave everything behind but who was there, and what was ever trained and published."""
+        if (event.resume_id, 0) != self.resume or self.phase != LEDGER or self.has_line:
+            self.say("line", f"{event.resume_id} leaves all behind, in resume {self.resume}")
+        if event.committed_step != self.step - 1:
+            self.say("line", f"step {event.committed_step} is left behind at step {self.step}")
+        if event.counts.fed != len(self.prompts):
+            self.say("line", f"{event.counts.fed} prompts left behind of {len(self.prompts)}")
+        self.prompts, self.trained, self.parts, self.opened = {}, {}, {}, None
+        self.line_of_step, self.saved, self.covered = {}, {}, 0
+        self.circuit, self.ended, self.cut = type(self.circuit)(self.rules), "", None
 
     def _lineage_opened(self, event: journal_pb2.LineageOpened) -> None:
         line, fork = event.lineage, event.lineage.fork_step

@@ -47,6 +47,8 @@ class Walk:
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
+        self.whims = random.Random(f"whims {seed}")
+        """Of what came later, so that a seed walks as it did."""
         self.warmup = self.random.choice([0.5, 1, 2, 3])
         rules: dict[str, Any] = {
             "basis": self.random.choice(["generated", "generated", "fed"]),
@@ -82,6 +84,8 @@ class Walk:
         """Incarnations that were succeeded."""
         self.returned: list[tuple[str, int, str, int]] = []
         """Groups that were given back: time line, step, uid, attempt."""
+        self.starts_over = False
+        """Whether the resume under way leaves everything behind."""
 
     def act(self) -> None:
         """Have somebody do something."""
@@ -262,7 +266,8 @@ class Walk:
         if self.random.random() < 0.3:
             self.world.sample()
         steps = sorted(self.checkpoints) if ledger.groups.covered_step else [0]
-        self.world.begin_resume(self.random.choice(steps))
+        self.starts_over = self.whims.random() < 0.1
+        self.world.begin_resume(0 if self.starts_over else self.random.choice(steps))
 
     # -- the coordinator
 
@@ -288,6 +293,9 @@ class Walk:
             # Too early, unless nothing is to be waited for.
             self.world.advance(resume_pb2.ResumePhase.ValueType(state.phase + 1), ())
         elif state.phase == resume_pb2.RESUME_PHASE_LEDGER and not state.lineage:
+            if self.starts_over:
+                resuming.start_over(ledger, self.world.resume_id)
+                self.count()
             self.open_line()
         else:
             if state.phase == resuming.WEIGHTS:
@@ -351,7 +359,7 @@ class Walk:
             publishes=False,
         )
         self.world.keep_settled, self.world.resumes = before.keep_settled, before.resumes
-        self.trainers, self.stores = [], []
+        self.trainers, self.stores, self.starts_over = [], [], False
         self.world.feed()
         self.world.begin_resume(step)
         for phase in (resume_pb2.RESUME_PHASE_STORE, resume_pb2.RESUME_PHASE_LEDGER):
