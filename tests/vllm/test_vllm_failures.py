@@ -252,7 +252,7 @@ async def test_what_is_not_a_whole_response_is_an_error(
     pieces: Callable[[], list[Any]], said: str
 ) -> None:
     async with running() as engine:
-        engine._life = Scripted(*pieces())
+        engine._keeper.life = Scripted(*pieces())
         engine._agreed.set()
         future = engine.generate([request(0, limit=4)])[0]
         with pytest.raises(EngineError) as failed:
@@ -265,7 +265,7 @@ async def test_what_is_not_a_whole_response_is_an_error(
 async def test_vllms_own_account_says_which_weights_made_a_response_behind_what_it_had() -> None:
     before = Response([7, 8], [-1.0, -1.0], [WeightSpan(lineage="a", version=3, begin=0, end=2)])
     async with running() as engine:
-        engine._life = Scripted(
+        engine._keeper.life = Scripted(
             _piece(5, 6, end=None), _piece(5, EOS, end="stop", labels=[("a/3", 1), ("a/4", 3)])
         )
         engine._agreed.set()

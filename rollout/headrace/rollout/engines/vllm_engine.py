@@ -13,14 +13,13 @@ weights are not certain, is ended, and the next load starts another one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final
 
 from headrace.config.vllm import VllmEngine as VllmEngineConfig
 from headrace.errors import UsageError
-from headrace.log import get_logger
 from headrace.rollout.engines import probe, vllm_args
 from headrace.rollout.engines.base import (
     EngineError,
@@ -35,6 +34,7 @@ from headrace.rollout.engines.gate import Gate
 from headrace.rollout.engines.mean_length import MeanLength
 from headrace.rollout.engines.probe import Probe, ProbeError
 from headrace.rollout.engines.vllm_failure import lost, one_line
+from headrace.rollout.engines.vllm_keeper import Keeper
 from headrace.rollout.engines.vllm_whole import check_whole, label_of
 from headrace.rollout.engines.weights import WEIGHTS_NAME, confirm, read_tensors
 from headrace.rpc.waits import Waits
@@ -43,13 +43,8 @@ from headrace.v1 import prompt_pb2
 if TYPE_CHECKING:
     from headrace.rollout.engines.vllm_life import Life, Piece
 
-_Result = TypeVar("_Result")
-
 _START_S: Final = 1800.0
 """A start that takes longer is a stall: a large model is read, compiled and warmed up in it."""
-_LOOK_EVERY_S: Final = 0.1
-
-log = get_logger()
 
 
 class VllmEngine:
@@ -89,23 +84,21 @@ class VllmEngine:
         self._receives = receives
         self._silence_s = silence_s
         self._waits = waits
-        self._life: Life | None = None
-        self._watch: asyncio.Task[None] | None = None
+        self._keeper = Keeper(self.kind, silence_s=silence_s)
         self._weights = prompt_pb2.WeightsId()
         self._gate = Gate()
         self._agreed = asyncio.Event()
         """That the weights are what the trainer computes with."""
         self._under_way: set[asyncio.Task[Sample]] = set()
-        self._inside: set[asyncio.Task[Any]] = set()
-        """What waits for an answer of vLLM. A dead one does not answer all of it."""
-        self._ending: asyncio.Task[None] | None = None
-        """The end of a life that was given up."""
-        self._tell_lost: Callable[[], None] = lambda: None
         self._load = EngineLoad()
         self._length = MeanLength(max_length)
         self._generated = 0
         self._aborted = 0
         self._probe_gap: float | None = None
+
+    @property
+    def _life(self) -> Life | None:
+        return self._keeper.life
 
     async def start(self) -> None:
         """Import vLLM, and have it check what is configured; it is started with the first weights.
@@ -122,11 +115,11 @@ class VllmEngine:
         for task in self._under_way:
             task.cancel()
         await asyncio.gather(*self._under_way, return_exceptions=True)
-        await self._end_life()
+        await self._keeper.end()
 
     def when_lost(self, tell: Callable[[], None]) -> None:
         """Have `tell` called when vLLM has died by itself."""
-        self._tell_lost = tell
+        self._keeper.when_lost(tell)
 
     def status(self) -> EngineStatus:
         """Say what was done so far."""
@@ -156,8 +149,7 @@ class VllmEngine:
             UsageError: vLLM cannot do what is configured.
 
         """
-        if self._ending is not None:
-            await asyncio.shield(self._ending)
+        await self._keeper.ended()
         directory = await asyncio.to_thread(confirm, weights)
         wanted = await asyncio.to_thread(probe.read, directory)
         with self._gate.shut():
@@ -203,12 +195,12 @@ class VllmEngine:
         invitation = await sender.open(life.model_process_count)
         try:
             async with asyncio.timeout(sender.timeout_s):
-                await self._with(life, life.join(invitation))
+                await self._keeper.within(life, life.join(invitation))
         except Exception as error:
             # What waits in NCCL waits for good: several processes, for the one that failed.
             hangs = isinstance(error, TimeoutError) or life.model_process_count > 1
             if hangs or life is not self._life:
-                await self._end_life()
+                await self._keeper.end()
                 raise lost(error, "vLLM did not join the trainer") from error
             raise EngineError(f"vLLM did not join the trainer: {one_line(error)}") from error
 
@@ -218,10 +210,10 @@ class VllmEngine:
             await taking
             await self._compare(wanted)
         except (UsageError, asyncio.CancelledError):
-            await self._end_life()
+            await self._keeper.end()
             raise
         except Exception as error:  # whatever vLLM raises: its weights are not certain
-            await self._end_life()
+            await self._keeper.end()
             raise lost(error, f"version {version} was not loaded") from error
         self._agreed.set()
 
@@ -248,10 +240,9 @@ class VllmEngine:
                 receives=self._receives,
             )
             life = await Life.start(config, lambda: StatKeeper(self._load), label_of(weights))
-        self._life = life
+        self._keeper.have(life)
         self._weights = weights
         self._gate.places = life.max_sequences + life.max_sequences // 4
-        self._watch = asyncio.create_task(self._keep_watch(life), name="vllm watch")
 
     async def _update_life(
         self, life: Life, update: Mapping[str, Any], weights: prompt_pb2.WeightsId, timeout_s: float
@@ -259,7 +250,7 @@ class VllmEngine:
         ends_when = f"version {weights.version} is loaded"
         with self._waits.waiting("vLLM to take weights", owner="vllm", ends_when=ends_when):
             async with asyncio.timeout(timeout_s):
-                await self._with(life, self._replace(life, update, weights))
+                await self._keeper.within(life, self._replace(life, update, weights))
 
     async def _replace(
         self, life: Life, update: Mapping[str, Any], weights: prompt_pb2.WeightsId
@@ -277,7 +268,7 @@ class VllmEngine:
         life = self._life
         if wanted is not None and life is not None:
             async with asyncio.timeout(self._silence_s):
-                found = await self._with(life, life.score(wanted.sequences))
+                found = await self._keeper.within(life, life.score(wanted.sequences))
             try:
                 self._probe_gap = wanted.check(
                     found,
@@ -291,54 +282,6 @@ class VllmEngine:
         if life is None or life is not self._life:
             raise EngineLostError("vLLM died with its new weights")
 
-    async def _with(self, life: Life, work: Coroutine[Any, Any, _Result]) -> _Result:
-        """Do something that ends if the life does.
-
-        Raises:
-            EngineLostError: It has.
-
-        """
-        task = asyncio.create_task(work, name="vllm update")
-        self._inside.add(task)
-        try:
-            return await task
-        except asyncio.CancelledError:
-            if life is not self._life:
-                raise EngineLostError("vLLM died with its new weights") from None
-            raise
-        finally:
-            self._inside.discard(task)
-
-    async def _keep_watch(self, life: Life) -> None:
-        """Give up a life that is over, and say so."""
-        while not life.is_dead and life.silent_s < self._silence_s:  # noqa: ASYNC110
-            await asyncio.sleep(_LOOK_EVERY_S)
-        self._lose(life, "died" if life.is_dead else "is silent")
-
-    def _lose(self, life: Life, why: str) -> None:
-        """Note that a life is over, whoever sees it first."""
-        if life is self._life:
-            log.error("engine_lost", engine=self.kind, why=why)
-            self._give_up_life()
-            self._tell_lost()
-
-    def _give_up_life(self) -> None:
-        """Have no vLLM any more: what is under way in it ends, and its processes do."""
-        life, self._life = self._life, None
-        if life is None:
-            return
-        for task in self._inside:
-            task.cancel()
-        self._agreed.set()
-        self._ending = asyncio.create_task(life.close(), name="vllm end")
-
-    async def _end_life(self) -> None:
-        self._give_up_life()
-        if self._watch is not None:
-            self._watch.cancel()
-        if self._ending is not None:
-            await asyncio.shield(self._ending)
-
     def generate(self, requests: Sequence[SampleRequest]) -> list[asyncio.Future[Sample]]:
         """Sample each as soon as there is a place for it."""
         futures: list[asyncio.Future[Sample]] = []
@@ -350,29 +293,25 @@ class VllmEngine:
         return futures
 
     async def _sample(self, request: SampleRequest) -> Sample:
-        task = asyncio.current_task()
-        assert task is not None
         async with self._gate.entered():
             life = self._life
             if life is None:
                 raise EngineLostError("vLLM was lost before it began with this sequence")
-            self._inside.add(task)
             begun = len(request.response.token_ids)
             try:
-                sample = await self._stream(life, request)
+                with self._keeper.inside():
+                    sample = await self._stream(life, request)
             except BaseException as error:
                 self._aborted += len(request.response.token_ids) - begun
                 if isinstance(error, EngineError):
                     raise
                 if life.is_dead:
-                    self._lose(life, "died")
+                    self._keeper.lose(life, "died")
                 if life is not self._life:
                     raise lost(error, "vLLM was lost") from error
                 if isinstance(error, Exception):
                     raise EngineError(one_line(error)) from error
                 raise
-            finally:
-                self._inside.discard(task)
         self._length.add(len(request.prompt_token_ids) + len(sample.response.token_ids))
         return sample
 
