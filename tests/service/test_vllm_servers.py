@@ -433,12 +433,14 @@ async def test_a_server_that_lacks_an_endpoint_is_refused_with_how_to_start_it(
         ("model_config", "override_generation_config", {"top_p": 0.5}, "it must not be given"),
         ("parallel_config", "worker_extension_cls", "", "--worker-extension-cls is not given"),
         ("weight_transfer_config", "backend", "nccl", "--weight-transfer-config is nccl"),
+        (None, "speculative_config", {"method": "ngram"}, "--speculative-config is {'method'"),
+        (None, "watermark_config", {"alpha": 0.5}, "--watermark-config is {'alpha': 0.5}, it must"),
     ],
 )
 async def test_a_server_that_was_started_otherwise_is_refused_with_how_to_start_it(
-    section: str, key: str, value: Any, said: str, server: VllmServer
+    section: str | None, key: str, value: Any, said: str, server: VllmServer
 ) -> None:
-    server.config[section][key] = value
+    (server.config if section is None else server.config[section])[key] = value
 
     found = await unfit(server)
 

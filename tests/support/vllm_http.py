@@ -128,6 +128,7 @@ class VllmServer:
             "parallel_config": {"worker_extension_cls": EXTENSION},
             "weight_transfer_config": {"backend": BACKEND},
             "speculative_config": None,
+            "watermark_config": None,
         }
         self.port = 0
         self._writers: set[asyncio.StreamWriter] = set()

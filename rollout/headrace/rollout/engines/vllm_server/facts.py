@@ -104,6 +104,7 @@ def _problem(config: Mapping[str, Any]) -> str | None:
         "--override-generation-config": (None, model["override_generation_config"] or None),
         "--logits-processors": (None, model["logits_processors"] or None),
         "--speculative-config": (None, config["speculative_config"]),
+        "--watermark-config": (None, config["watermark_config"]),
         "--weight-transfer-config": (BACKEND, transfer.get("backend")),
         "--worker-extension-cls": (EXTENSION, config["parallel_config"]["worker_extension_cls"]),
     }
