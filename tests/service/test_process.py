@@ -14,11 +14,13 @@ from typing import Any
 
 import grpc
 import pytest
+from cluster import free_port
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
+from headrace.client.finding import listens
 from headrace.errors import UsageError
 from headrace.rpc import announce
 from headrace.rpc.process import Process
@@ -170,6 +172,23 @@ async def test_an_occupied_port_is_named_and_nothing_is_announced(
 
     assert announce.read(path) is None
     assert capfd.readouterr().err == ""
+
+
+async def test_a_process_that_cannot_be_found_serves_nothing(
+    make: Make, slow: Slow, tmp_path: Path
+) -> None:
+    """A server that is left behind ends with words of its own, after the event loop."""
+    taken = await make().start(slow.add_to)
+    health_port = int(taken.rsplit(":", 1)[1])
+    (tmp_path / "file").touch()
+    ports = free_port(), free_port()
+
+    with pytest.raises(UsageError, match=f"{taken}: the port is in use"):
+        await make(port=ports[0], health_port=health_port).start(Slow().add_to)
+    with pytest.raises(UsageError, match="cannot announce"):
+        await make(port=ports[1], announce=tmp_path / "file" / "x.json").start(Slow().add_to)
+
+    assert not any(listens(f"127.0.0.1:{port}") for port in ports)
 
 
 async def test_two_servers_that_start_at_once_do_not_share_a_port(make: Make, slow: Slow) -> None:

@@ -29,6 +29,7 @@ from prometheus_client.gc_collector import GCCollector
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
+from headrace.errors import UsageError
 from headrace.log import get_logger
 from headrace.rpc import announce as announcement
 from headrace.rpc.advertise import from_here
@@ -155,8 +156,8 @@ class Process:
             The address, `host:port`.
 
         Raises:
-            UsageError: The host is not a loopback address and there is no token or no TLS, or the
-                port is taken.
+            UsageError: The host is not a loopback address and there is no token or no TLS, a port
+                is taken, or the address cannot be announced. Then nothing is served any more.
 
         """
         server = create_server(
@@ -170,14 +171,13 @@ class Process:
         self._metrics = MetricsServer(self.registry, self._host, self._metrics_port, self.security)
         await server.start()
         self._server = server
-        if self._health_port is not None:
-            await self._health.serve_beside(self._host, self._health_port)
         self._handle_signals()
         self._watchdog.start()
-        if self._announce is not None:
-            announcement.write(
-                self._announce, from_here(address), metrics=from_here(self._metrics.address)
-            )
+        try:
+            await self._appear(address, self._metrics.address)
+        except UsageError:
+            await self.close()
+            raise
         log.info("listening", address=address, metrics=self._metrics.address)
         return address
 
@@ -236,6 +236,13 @@ class Process:
                 elapsed_s=round(wait.elapsed_s, 3),
                 ends_when=wait.ends_when,
             )
+
+    async def _appear(self, address: str, metrics: str) -> None:
+        """Let those find it who watch over it, or look for it."""
+        if self._health_port is not None:
+            await self._health.serve_beside(self._host, self._health_port)
+        if self._announce is not None:
+            announcement.write(self._announce, from_here(address), metrics=from_here(metrics))
 
     def _register_metrics(self) -> None:
         for collector in (self._mirror, WaitMetrics(self.waits)):
