@@ -220,6 +220,7 @@ class Timeline:
         state = FINISHED if len(there) == self.rules.n else PENDING
         self._move(group.uid, state, *sources)
         prompt.sessions, prompt.store = there, store
+        prompt.drafts = {s: made for s, made in prompt.drafts.items() if s not in there}
         if self.rules.basis == "fed":
             prompt.fed_step = min(prompt.fed_step, fork + 1) if there else fork + 1
         if self.base(prompt) != group.base:

@@ -19,6 +19,7 @@ from ledger_world import World, settings
 
 from headrace.errors import StepOutOfOrderError, StoreFencedError, WireError
 from headrace.replay import leasing, resuming, rows, sampling
+from headrace.replay.audit import audit
 from headrace.replay.base import from_base, to_base
 from headrace.replay.ending import at_end
 from headrace.v1 import journal_pb2, prompt_pb2, replay_pb2, resume_pb2
@@ -314,6 +315,7 @@ class Walk:
             store, base = f"{store}+", self.checkpoints.get(step)
         self.world.roll_back(store=store, cut=base, salvage=self.rules.salvage)
         self.checkpoints = {k: v for k, v in self.checkpoints.items() if k <= step}
+        self.found += [f"audit: {fault}" for fault in audit(self.world.ledger, self.settings)]
 
     # -- losses
 

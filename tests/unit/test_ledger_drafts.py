@@ -302,6 +302,29 @@ def test_a_lost_journal_is_restored_with_the_drafts_of_the_checkpoint() -> None:
     lost.fine()
 
 
+def test_a_checkpoint_that_has_the_session_ends_what_was_begun_anew_of_it() -> None:
+    world = World(settings(window_size=8))
+    world.sample()
+    world.feed()
+    world.complete(world.lease(4))
+    world.sample()
+    world.commit()
+    [ref] = world.lease(1)
+    world.complete([ref], sessions=[0])
+    base = world.save()
+    world.expire([ref])
+    rows.register_store(world.ledger, incarnation="s2", capacity_bytes=10**9)
+    [again] = [each for each in world.lease() if each.uid == ref.uid]
+    report(world, again, piece(world, ref.uid, 0, 0, (1, 3)), piece(world, ref.uid, 1, 0, (1, 2)))
+
+    world.open_line(1, store="s3", cut=base)
+
+    assert set(world.ledger.groups[ref.uid].sessions) == {0}
+    assert kept(world, ref.uid) == {1: [(1, 0, 2)]}
+    world.warm_up()
+    world.fine()
+
+
 def test_drafts_outlive_the_store_that_lost_its_rows() -> None:
     world, ref = spread()
     world.complete([ref], sessions=[1])

@@ -148,6 +148,8 @@ def _reopen(
     ledger: Ledger, group: Group, change: journal.ReopenedGroup, store_incarnation: str
 ) -> None:
     group.sessions = {record.session: record for record in change.sessions}
+    for session in group.sessions:  # A checkpoint may have what was begun anew since.
+        group.drafts.pop(session, None)
     group.state = FINISHED if len(group.sessions) == ledger.n else PENDING
     group.base = change.base
     group.store_incarnation = store_incarnation

@@ -80,6 +80,7 @@ class ResumeEvents(Told):
                 kept = Session(key, record.min_version, record.max_version)
                 self.check(record.max_version <= fork, f"I14: {key} is of v{record.max_version}")
                 sessions[record.session] = kept
+                group.drafts.pop(record.session, None)
             group.sessions, group.base = sessions, change.base
             group.incarnation = event.store_incarnation
             group.worker, group.step = "", 0
