@@ -239,10 +239,11 @@ async def test_a_server_whose_engine_is_dead_is_left_at_once(
         assert engine.status().room == 256
 
 
+@pytest.mark.parametrize("eject_after", [1, 3])
 async def test_what_a_dead_server_has_not_begun_is_sampled_by_another(
-    pair: list[VllmServer], tmp_path: Path
+    eject_after: int, pair: list[VllmServer], tmp_path: Path
 ) -> None:
-    async with running(pair, publish(tmp_path, 0)) as engine:
+    async with running(pair, publish(tmp_path, 0), eject_after=eject_after) as engine:
         await pair[0].kill()
         asked = [request(f"e0r{row}") for row in range(8)]
         samples = await asyncio.gather(*engine.generate(asked))

@@ -78,6 +78,8 @@ class VllmServerEngine:
         self._now = now
         self._sleep = sleep
         self._jitter = jitter
+        # Each server may be asked, and one that is alone until it is out.
+        self._most_tries = max(config.eject_after, len(servers))
         self._seats = Seats(servers, per_server=config.max_requests_in_flight)
         self._target: _Target | None = None
         self._under_way: set[asyncio.Task[Sample]] = set()
@@ -219,7 +221,7 @@ class VllmServerEngine:
                     failed.append(server)
                     # What was seen of it is of use to whoever goes on behind.
                     was_seen = len(request.response.token_ids) > begin
-                    if was_seen or len(failed) == self._config.eject_after:
+                    if was_seen or len(failed) == self._most_tries:
                         raise
 
     def _settle(self) -> None:
