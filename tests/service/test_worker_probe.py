@@ -109,6 +109,27 @@ async def test_an_engine_that_keeps_its_weights_goes_on_with_them(world: World) 
     assert [record.max_version for record in world.ledger.sessions["e0r0"].values()] == [0, 0]
 
 
+async def test_an_engine_that_cannot_have_weights_is_what_is_waited_for(world: World) -> None:
+    class Away(ScriptedEngine):
+        async def load(self, weights: prompt_pb2.PublishedWeights) -> None:
+            if weights.id.version == 0:
+                raise EngineError("no server has version 0: nobody is there")
+            await super().load(weights)
+
+    await world.publish(0)
+    await world.start(engine_type=Away)
+    await eventually(lambda: [wait.owner for wait in world.waits.snapshot()] == ["scripted engine"])
+    [wait] = world.waits.snapshot()
+    await world.publish(1)
+    await eventually(lambda: world.worker.weights.current is not None)
+
+    assert (wait.name, wait.ends_when) == (
+        "weights",
+        "weights are published and loaded; last: no server has version 0: nobody is there",
+    )
+    await eventually(lambda: [wait.name for wait in world.waits.snapshot()] == ["work"])
+
+
 async def test_an_engine_that_had_no_room_while_it_refused_weights_is_given_work_again(
     world: World,
 ) -> None:

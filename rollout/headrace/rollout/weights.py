@@ -72,6 +72,8 @@ class Weights:
         """Loaded and confirmed; None before the first, and if the engine has lost them."""
         self.ended = False
         """The run is over: there are no others, unless a resume goes back behind the end."""
+        self.refused_as = ""
+        """Why the last ones could not be loaded; empty if they were."""
         self._engine = engine
         self._replay = replay
         self._stub = stub
@@ -157,6 +159,7 @@ class Weights:
             await self._load(weights)
         except (EngineError, DownloadError) as error:
             log.warning("weights_not_loaded", version=weights.id.version, error=str(error))
+            self.refused_as = str(error)
             if isinstance(error, EngineError) and error.weights_lost:
                 self.lose()
             if isinstance(error, ProbeError):
@@ -165,7 +168,7 @@ class Weights:
             await self._hold_back()
             return
         self._pause.succeed()
-        self.current = weights
+        self.current, self.refused_as = weights, ""
         log.info(
             "weights_loaded",
             lineage=weights.id.lineage,

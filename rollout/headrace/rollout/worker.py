@@ -362,8 +362,8 @@ class Worker:
             with self._waits.waiting(
                 situation.name, owner=situation.owner, stall_after_s=limit_s
             ) as wait:
-                begun = (situation.name, self._ended_group_count)
-                while situation is not None and begun == (situation.name, self._ended_group_count):
+                begun = (situation[:2], self._ended_group_count)
+                while situation is not None and begun == (situation[:2], self._ended_group_count):
                     wait.ends_when = situation.ends_when
                     await self._changes.wait()
                     situation = self._situation()
@@ -376,7 +376,11 @@ class Worker:
         if self.weights.ended:
             return None
         if self.weights.current is None:
-            return _Situation("weights", "trainer", "weights are published and loaded", True)
+            ends_when = "weights are published and loaded"
+            if why := self.weights.refused_as:
+                engine = f"{self.engine.kind} engine"
+                return _Situation("weights", engine, f"{ends_when}; last: {why}", False)
+            return _Situation("weights", "trainer", ends_when, True)
         ends_when = "a prompt can be leased"
         if self._leases.blocked_by:
             ends_when += f" (now: {self._leases.blocked_by})"
