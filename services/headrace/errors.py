@@ -155,13 +155,6 @@ class TrainerFencedError(WireError):
     reason = "TRAINER_FENCED"
 
 
-class StoreFencedError(WireError):
-    """A newer life of the store has registered."""
-
-    code = StatusCode.FAILED_PRECONDITION
-    reason = "STORE_FENCED"
-
-
 class StepOutOfOrderError(WireError):
     """The step is not the one that comes next."""
 

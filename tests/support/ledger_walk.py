@@ -17,7 +17,7 @@ from ledger_drafts import piece, report, token
 from ledger_resumes import replayed
 from ledger_world import World, settings
 
-from headrace.errors import StepOutOfOrderError, StoreFencedError, WireError
+from headrace.errors import StepOutOfOrderError, WireError
 from headrace.replay import leasing, resuming, rows, sampling
 from headrace.replay.audit import audit
 from headrace.replay.base import from_base, to_base
@@ -78,8 +78,6 @@ class Walk:
         self.held: list[tuple[str, replay_pb2.LeaseRef, str]] = []
         self.known: set[tuple[str, int]] = set()
         """All weights that were ever published."""
-        self.stores: list[str] = []
-        """Its lives so far, as far as they were noticed."""
         self.checkpoints: dict[int, journal_pb2.LedgerBase] = {}
         self.trainers: list[int] = []
         """Incarnations that were succeeded."""
@@ -322,16 +320,7 @@ class Walk:
     def new_store(self) -> None:
         if self.random.random() < 0.6:
             return
-        now = self.world.ledger.store_incarnation
-        former = [life for life in self.stores if life != now]
-        self.stores = [*former, now]
-        if former and self.random.random() < 0.5:
-            late = self.random.choice(former)
-            with suppress(StoreFencedError):
-                rows.register_store(self.world.ledger, incarnation=late, capacity_bytes=10**9)
-                self.found.append(f"I8: the store's former life {late} is heard")
-            return
-        store = f"{now}+"
+        store = f"{self.world.ledger.store_incarnation}+"
         rows.register_store(self.world.ledger, incarnation=store, capacity_bytes=10**9)
 
     def restart(self) -> None:
@@ -361,7 +350,7 @@ class Walk:
             publishes=False,
         )
         self.world.keep_settled, self.world.resumes = before.keep_settled, before.resumes
-        self.trainers, self.stores, self.starts_over = [], [], False
+        self.trainers, self.starts_over = [], False
         self.world.feed()
         self.world.begin_resume(step)
         for phase in (resume_pb2.RESUME_PHASE_STORE, resume_pb2.RESUME_PHASE_LEDGER):

@@ -266,13 +266,6 @@ def a_late_return_is_heard(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(sampling, "return_groups", of_any_sampling)
 
 
-def a_former_store_is_heard(patch: pytest.MonkeyPatch) -> None:
-    def enter(the_ledger: Any, incarnation: str) -> None:
-        the_ledger.store_incarnation = incarnation
-
-    patch.setattr(ledger.Ledger, "enter_store_life", enter)
-
-
 def an_old_attempt_is_heard(patch: pytest.MonkeyPatch) -> None:
     def holder(the_ledger: Any, worker_id: str, ref: Any) -> Any:
         found = the_ledger.groups.get(ref.uid)

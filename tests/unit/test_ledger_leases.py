@@ -9,7 +9,6 @@ from headrace.errors import (
     InvalidFieldError,
     PromptInUseError,
     PromptUnknownError,
-    StoreFencedError,
     WeightsUnknownError,
 )
 from headrace.replay import dropping, leasing, rows
@@ -136,22 +135,6 @@ def test_a_new_life_of_the_store_sends_its_groups_back_to_be_generated() -> None
     assert world.complete([fresh], store="s1") == [leasing.STORE_CHANGED] * 2
     assert world.complete([fresh], store="s2") == [DONE, DONE]
     assert rows.register_store(world.ledger, incarnation="s2", capacity_bytes=10**9) == 0
-
-
-@pytest.mark.parametrize("compacted", [False, True])
-def test_a_life_of_the_store_that_is_over_changes_nothing_any_more(compacted: bool) -> None:
-    world = World(settings())
-    world.feed()
-    rows.register_store(world.ledger, incarnation="s2", capacity_bytes=10**9)
-    world.complete(world.lease(2), store="s2")
-    world.restart(compacted=compacted)
-    before = world.ledger.position
-
-    with pytest.raises(StoreFencedError, match="s1 is over: s2 has followed it"):
-        rows.register_store(world.ledger, incarnation="s1", capacity_bytes=10**9)
-
-    assert (world.ledger.position, world.ledger.store_incarnation) == (before, "s2")
-    assert len(world.ledger.groups.finished) == 2
 
 
 def test_dead_rows_are_those_that_nobody_can_ask_for_again() -> None:

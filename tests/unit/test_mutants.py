@@ -49,7 +49,6 @@ WALKED: tuple[tuple[str, Patch], ...] = (
     ("I6", mutants.an_old_trainer_is_heard),
     ("I6", mutants.an_old_attempt_is_heard),
     ("I6", mutants.a_late_return_is_heard),
-    ("I8", mutants.a_former_store_is_heard),
     ("I6", mutants.a_lease_outlives_its_line),
     ("I6", mutants.leases_are_given_while_resuming),
     ("I6", mutants.batches_are_given_while_resuming),

@@ -55,7 +55,6 @@ def to_base(
             trainer_id=ledger.trainer_id, incarnation=ledger.trainer_incarnation
         ),
         former_trainers=sorted(ledger.former_trainers),
-        former_stores=sorted(ledger.former_stores),
         weights=ledger.weights.values(),
         store=journal.StoreRegistered(
             store_incarnation=ledger.store_incarnation, capacity_bytes=ledger.store_capacity
@@ -119,7 +118,6 @@ def from_base(base: journal.LedgerBase) -> Ledger:
     ledger.trainer_id = base.trainer.trainer_id
     ledger.trainer_incarnation = base.trainer.incarnation
     ledger.former_trainers = set(base.former_trainers)
-    ledger.former_stores = set(base.former_stores)
     for weights in base.weights:
         ledger.weights[weights.id.lineage, weights.id.version] = weights
         if weights.id.lineage == _current(base):

@@ -63,7 +63,6 @@ class Ledger:
         self.weights: dict[tuple[str, int], prompt_pb2.PublishedWeights] = {}
         self.latest_weights: prompt_pb2.PublishedWeights | None = None
         self.store_incarnation = ""
-        self.former_stores: set[str] = set()
         self.store_capacity = 0
         self.cursor = 0
         """The next ordinal of the feed."""
@@ -366,7 +365,7 @@ class Ledger:
 
     def _on_store_registered(self, event: journal.StoreRegistered) -> None:
         changed = event.store_incarnation != self.store_incarnation
-        self.enter_store_life(event.store_incarnation)
+        self.store_incarnation = event.store_incarnation
         self.store_capacity = event.capacity_bytes
         if not changed:
             return
@@ -400,11 +399,6 @@ class Ledger:
         group.worker_id = ""
         if self.basis != "fed":
             group.base = self.base_of(group)
-
-    def enter_store_life(self, incarnation: str) -> None:
-        """Have the store in this life from now on. The one before does not come back."""
-        self.former_stores = (self.former_stores | {self.store_incarnation}) - {incarnation, ""}
-        self.store_incarnation = incarnation
 
     def forget_sessions(self, group: Group) -> None:
         """Have all of the group's sessions generated again."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from headrace.errors import InvalidFieldError, StoreFencedError
+from headrace.errors import InvalidFieldError
 from headrace.replay.group import LIVE, RUNNING
 from headrace.replay.ledger import Ledger
 from headrace.trajectory.key import TrajectoryKey, spell
@@ -20,18 +20,12 @@ def register_store(ledger: Ledger, *, incarnation: str, capacity_bytes: int) -> 
 
     Raises:
         InvalidFieldError: no incarnation, or no capacity.
-        StoreFencedError: another life has followed it; its rows count for nothing.
 
     """
     if not incarnation or capacity_bytes < 1:
         raise InvalidFieldError("store_incarnation", "and a capacity are required")
     if (incarnation, capacity_bytes) == (ledger.store_incarnation, ledger.store_capacity):
         return 0
-    if incarnation in ledger.former_stores:
-        raise StoreFencedError(
-            f"the store's life {incarnation} is over: {ledger.store_incarnation} has followed it. A "
-            "store that still lives it has to end, and its directory to be emptied"
-        )
     before = ledger.regenerated["store_lost"]
     ledger.emit(
         journal.StoreRegistered(store_incarnation=incarnation, capacity_bytes=capacity_bytes)

@@ -72,10 +72,8 @@ def _on_ledger_restored(ledger: Ledger, event: journal.LedgerRestored) -> None:
     ledger.resume.restored = True
     kept = {name: getattr(ledger, name) for name in _OF_THIS_JOURNAL}
     fenced = ledger.former_trainers | restored.former_trainers | {restored.trainer_id}
-    left = ledger.former_stores | restored.former_stores | {restored.store_incarnation}
     vars(ledger).update(vars(restored) | kept)
     ledger.former_trainers = fenced - {ledger.trainer_id, ""}
-    ledger.former_stores = left - {ledger.store_incarnation, ""}
     ledger.snapshot = None  # It was under way when the ledger was cut; this is what it made.
     for group in ledger.groups:
         group.history = [ledger.position]
@@ -105,14 +103,7 @@ def _on_ledger_emptied(ledger: Ledger, event: journal.LedgerEmptied) -> None:
     vars(ledger).update(vars(type(ledger)(opened)) | kept)
 
 
-_OF_THIS_RUN = (
-    "lineages",
-    "former_trainers",
-    "former_stores",
-    "ended_snapshot",
-    "feed",
-    "paused",
-)
+_OF_THIS_RUN = ("lineages", "former_trainers", "ended_snapshot", "feed", "paused")
 """What an emptied ledger keeps beside that: who is fenced, the data, and a user's word."""
 
 
@@ -135,7 +126,7 @@ def _on_lineage_opened(ledger: Ledger, event: journal.LineageOpened) -> None:
     ledger.filtered_in_step = 0
     ledger.ended_by = ""
     ledger.saved_step = line.fork_step  # Its checkpoint is what the run goes on from.
-    ledger.enter_store_life(event.store_incarnation)
+    ledger.store_incarnation = event.store_incarnation
     ledger.weights = {
         key: weights for key, weights in ledger.weights.items() if key[1] <= line.fork_step
     }

@@ -1493,7 +1493,6 @@ class LedgerBase(_message.Message):
     OLDEST_STEP_FIELD_NUMBER: _builtins.int
     ENDED_SNAPSHOT_FIELD_NUMBER: _builtins.int
     GIVEN_UP_FIELD_NUMBER: _builtins.int
-    FORMER_STORES_FIELD_NUMBER: _builtins.int
     schema_version: _builtins.int
     """Version of this schema. Now 1."""
     position: _builtins.int
@@ -1602,10 +1601,6 @@ class LedgerBase(_message.Message):
     def given_up(self) -> _containers.ScalarMap[_builtins.int, _builtins.str]:
         """Snapshots that were given up, by step."""
 
-    @_builtins.property
-    def former_stores(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Lives of the store that another one has followed."""
-
     def __init__(
         self,
         *,
@@ -1643,11 +1638,10 @@ class LedgerBase(_message.Message):
         oldest_step: _builtins.int = ...,
         ended_snapshot: _builtins.str = ...,
         given_up: _abc.Mapping[_builtins.int, _builtins.str] | None = ...,
-        former_stores: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["circuit", b"circuit", "feed_opened", b"feed_opened", "last_commit", b"last_commit", "open_step", b"open_step", "resume", b"resume", "run_opened", b"run_opened", "snapshot", b"snapshot", "store", b"store", "trainer", b"trainer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["circuit", b"circuit", "circuit_fed_count", b"circuit_fed_count", "committed_step", b"committed_step", "credit", b"credit", "credit_answers", b"credit_answers", "cursor", b"cursor", "ended_by", b"ended_by", "ended_snapshot", b"ended_snapshot", "feed_opened", b"feed_opened", "filtered_in_step", b"filtered_in_step", "forgotten_dropped", b"forgotten_dropped", "forgotten_trained", b"forgotten_trained", "former_stores", b"former_stores", "former_trainers", b"former_trainers", "given_up", b"given_up", "groups", b"groups", "hand_fed", b"hand_fed", "last_commit", b"last_commit", "lineages", b"lineages", "oldest_step", b"oldest_step", "open_step", b"open_step", "parts", b"parts", "paused", b"paused", "position", b"position", "regenerated", b"regenerated", "resume", b"resume", "run_opened", b"run_opened", "saved_step", b"saved_step", "schema_version", b"schema_version", "snapshot", b"snapshot", "source_state", b"source_state", "store", b"store", "streaks", b"streaks", "trainer", b"trainer", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["circuit", b"circuit", "circuit_fed_count", b"circuit_fed_count", "committed_step", b"committed_step", "credit", b"credit", "credit_answers", b"credit_answers", "cursor", b"cursor", "ended_by", b"ended_by", "ended_snapshot", b"ended_snapshot", "feed_opened", b"feed_opened", "filtered_in_step", b"filtered_in_step", "forgotten_dropped", b"forgotten_dropped", "forgotten_trained", b"forgotten_trained", "former_trainers", b"former_trainers", "given_up", b"given_up", "groups", b"groups", "hand_fed", b"hand_fed", "last_commit", b"last_commit", "lineages", b"lineages", "oldest_step", b"oldest_step", "open_step", b"open_step", "parts", b"parts", "paused", b"paused", "position", b"position", "regenerated", b"regenerated", "resume", b"resume", "run_opened", b"run_opened", "saved_step", b"saved_step", "schema_version", b"schema_version", "snapshot", b"snapshot", "source_state", b"source_state", "store", b"store", "streaks", b"streaks", "trainer", b"trainer", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

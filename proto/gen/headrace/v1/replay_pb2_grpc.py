@@ -577,10 +577,6 @@ class ReplayBufferServiceServicer:
         hold. Rows recorded under another incarnation are gone: their sessions are
         forgotten and their groups generated again. Safe to repeat.
 
-        Errors:
-        - FAILED_PRECONDITION, reason STORE_FENCED: another incarnation has followed
-        this one. The call comes late, or from a store that was succeeded.
-
         Who may call it: the store.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -278,10 +278,6 @@ class ReplayBufferServiceStub:
     hold. Rows recorded under another incarnation are gone: their sessions are
     forgotten and their groups generated again. Safe to repeat.
 
-    Errors:
-    - FAILED_PRECONDITION, reason STORE_FENCED: another incarnation has followed
-      this one. The call comes late, or from a store that was succeeded.
-
     Who may call it: the store.
     """
     FindDeadTrajectories: _grpc.UnaryUnaryMultiCallable[_replay_pb2.FindDeadTrajectoriesRequest, _replay_pb2.FindDeadTrajectoriesResponse]
@@ -658,10 +654,6 @@ class ReplayBufferServiceAsyncStub(ReplayBufferServiceStub):
     """Tells the ledger which life of the store is running, and how much it can
     hold. Rows recorded under another incarnation are gone: their sessions are
     forgotten and their groups generated again. Safe to repeat.
-
-    Errors:
-    - FAILED_PRECONDITION, reason STORE_FENCED: another incarnation has followed
-      this one. The call comes late, or from a store that was succeeded.
 
     Who may call it: the store.
     """
@@ -1180,10 +1172,6 @@ class ReplayBufferServiceServicer(metaclass=_abc_1.ABCMeta):
         """Tells the ledger which life of the store is running, and how much it can
         hold. Rows recorded under another incarnation are gone: their sessions are
         forgotten and their groups generated again. Safe to repeat.
-
-        Errors:
-        - FAILED_PRECONDITION, reason STORE_FENCED: another incarnation has followed
-          this one. The call comes late, or from a store that was succeeded.
 
         Who may call it: the store.
         """
