@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -98,11 +100,12 @@ def config_of(directory: Path) -> Any:
 
 def kill_all(run: Launched) -> None:
     """Kill -9 everything, the launcher first."""
-    for pid in (run.process.pid, *living_in(run.directory)):
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
+    run.process.kill()
+    while left := living_in(run.directory):  # one that was killed takes a moment to be gone
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.05)
     run.process.wait()
 
 
@@ -116,7 +119,6 @@ def test_a_run_that_was_killed_as_a_whole_goes_on_with_its_answers(tmp_path: Pat
         run.until(lambda: run.steps >= 2, within_s=END_S)
         run.until(lambda: is_in_the_middle(journal(), "worker-"))
         kill_all(run)
-    assert living_in(tmp_path) == {}
     before = len(journal())
 
     with launched(tmp_path, config) as run:
