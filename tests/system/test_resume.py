@@ -96,14 +96,15 @@ def test_a_finished_run_goes_back_and_on_once_and_begins_again_once(tmp_path: Pa
         code, output = run.ended(END_S)
         assert code == 0, output
 
-    path = run.run / "checkpoints" / "global_step_4"
+    step = checkpoints(run)[-2]
+    path = run.run / "checkpoints" / f"global_step_{step}"
     back: dict[str, Any] = {"mode": "path", "path": str(path)}
     longer = {**config, "trainer": {**config["trainer"], "total_training_steps": 8}}
     with launched(tmp_path, {**longer, "resume": back}) as run:
         code, output = run.ended(END_S)
         assert code == 0, output
     assert "step 6 of 6, checkpoint 6; it was finished, and goes back (resume.mode" in output
-    assert "resumed from step 4:" in output
+    assert f"resumed from step {step}:" in output
     assert "8 of 8" in output
     assert "32 trained" in output
     assert HOLDS in output
@@ -112,6 +113,7 @@ def test_a_finished_run_goes_back_and_on_once_and_begins_again_once(tmp_path: Pa
     assert (again.returncode, again.stderr) == (0, "")
     assert f"{run.run} is finished: 8 of 8 steps" in again.stdout
 
+    left = ", ".join(map(str, reversed(checkpoints(run))))
     anew = {"mode": "disable", "allow": ["new_lineage"]}
     with launched(tmp_path, {**config, "resume": anew}) as run:
         code, output = run.ended(END_S)
@@ -122,7 +124,7 @@ def test_a_finished_run_goes_back_and_on_once_and_begins_again_once(tmp_path: Pa
     assert "step 8 of 8, checkpoint 8; all of that is left behind, it begins again" in output
     log = (run.run / "logs" / "trainer.log").read_text()
     assert "8 trained steps, " in log
-    assert "the checkpoints (of steps: 8, 6, 4), which are moved aside" in log
+    assert f"the checkpoints (of steps: {left}), which are moved aside" in log
     assert len(status(run)["lineages"]) == 3
     assert checkpoints(run)[-1] == 6
 

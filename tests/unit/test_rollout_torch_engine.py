@@ -172,7 +172,7 @@ async def test_a_cancelled_sequence_is_aborted_and_its_tokens_are_counted(tmp_pa
     assert status.aborted_token_count <= 60  # one that was never begun has none
 
 
-LONG = GPT2Config(**{**GPT2.to_dict(), "n_positions": 512})
+LONG = GPT2Config(**{**GPT2.to_dict(), "n_positions": 2048})
 
 
 def make_endless(seed: int) -> Any:
@@ -205,7 +205,7 @@ async def test_newer_weights_take_over_between_two_tokens_and_each_token_has_its
     versions = [publish(tmp_path, model, version) for version, model in enumerate(models)]
     async with running(partial=True, max_batch_sequences=4) as engine:
         await engine.load(versions[0])
-        requests = [request(session, limit=200 + session) for session in range(6)]
+        requests = [request(session, limit=1200 + session) for session in range(6)]
         futures = engine.generate(requests)
         for newer in versions[1:]:
             await until_grown(requests[0])

@@ -27,7 +27,7 @@ pytestmark = [*MARKS, pytest.mark.timeout(1800)]
 
 MODEL = "qwen3-tied"
 LONG = 400
-MANY = 48
+MANY = 192
 """Sequences that take a server some seconds together, if they are long."""
 
 
