@@ -5,10 +5,11 @@ It is kept as the message that a lease gives it to a worker in: 8 bytes a token 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from typing import Final
 
-from headrace.v1 import prompt_pb2, trajectory_pb2
+from headrace.trajectory import spans
+from headrace.v1 import prompt_pb2
 
 BYTES_PER_TOKEN: Final = 8
 """An id and a log-probability."""
@@ -42,19 +43,8 @@ def stretch(piece: prompt_pb2.Draft, begin: int, end: int) -> prompt_pb2.Draft:
         offset=begin,
         token_ids=piece.token_ids[tokens],
         logprobs=piece.logprobs[tokens],
-        weight_spans=_clipped(piece.weight_spans, begin, end),
+        weight_spans=spans.clipped(piece.weight_spans, begin, end),
     )
-
-
-def _clipped(
-    spans: Iterable[trajectory_pb2.WeightSpan], begin: int, end: int
-) -> Iterable[trajectory_pb2.WeightSpan]:
-    for span in spans:
-        first, last = max(span.begin, begin), min(span.end, end)
-        if first < last:
-            yield trajectory_pb2.WeightSpan(
-                lineage=span.lineage, version=span.version, begin=first, end=last
-            )
 
 
 def known_until(
@@ -73,11 +63,7 @@ def grow(draft: prompt_pb2.Draft, piece: prompt_pb2.Draft) -> None:
     draft.token_ids.extend(piece.token_ids)
     draft.logprobs.extend(piece.logprobs)
     for span in piece.weight_spans:
-        last = draft.weight_spans[-1] if draft.weight_spans else None
-        if last is not None and (last.lineage, last.version) == (span.lineage, span.version):
-            last.end = span.end
-        else:
-            draft.weight_spans.append(span)
+        spans.append(draft.weight_spans, span)
 
 
 def cut(draft: prompt_pb2.Draft, newest: int) -> prompt_pb2.Draft:

@@ -1,6 +1,6 @@
 """What a rollout worker wants of an engine.
 
-Knows nothing of leases, rewards and the wire: an engine takes sequences to sample and gives
+Knows nothing of leases, rewards and the wire: an engine takes sequences to sample and
 gives each back through a future of its own, in any order.
 """
 
@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from headrace.errors import HeadraceError
+from headrace.trajectory import spans
 from headrace.v1 import prompt_pb2, trajectory_pb2
 
 
@@ -54,16 +55,25 @@ class Response:
         begin = len(self.token_ids)
         self.token_ids.extend(token_ids)
         self.logprobs.extend(logprobs)
-        end = len(self.token_ids)
-        last = self.weight_spans[-1] if self.weight_spans else None
-        if last is not None and (last.lineage, last.version) == (weights.lineage, weights.version):
-            last.end = end
-        else:
-            self.weight_spans.append(
-                trajectory_pb2.WeightSpan(
-                    lineage=weights.lineage, version=weights.version, begin=begin, end=end
-                )
-            )
+        spans.append(
+            self.weight_spans,
+            trajectory_pb2.WeightSpan(
+                lineage=weights.lineage,
+                version=weights.version,
+                begin=begin,
+                end=len(self.token_ids),
+            ),
+        )
+
+    def attribute(self, begin: int, shares: Iterable[tuple[prompt_pb2.WeightsId, int]]) -> None:
+        """Say anew what made the tokens from a place on: weights, each with a number of tokens."""
+        token_ids, logprobs = self.token_ids[begin:], self.logprobs[begin:]
+        self.cut(begin)
+        place = 0
+        for weights, count in shares:
+            share = slice(place, place + count)
+            self.extend(token_ids[share], logprobs[share], weights)
+            place += count
 
     @classmethod
     def of(cls, draft: prompt_pb2.Draft) -> Response:
@@ -79,16 +89,7 @@ class Response:
             offset=begin,
             token_ids=self.token_ids[begin:end],
             logprobs=self.logprobs[begin:end],
-            weight_spans=[
-                trajectory_pb2.WeightSpan(
-                    lineage=span.lineage,
-                    version=span.version,
-                    begin=max(span.begin, begin),
-                    end=min(span.end, end),
-                )
-                for span in self.weight_spans
-                if span.begin < end and span.end > begin
-            ],
+            weight_spans=spans.clipped(self.weight_spans, begin, end),
         )
 
     def cut(self, length: int) -> None:

@@ -61,10 +61,7 @@ def check_whole(
 
 def _take_account(response: Response, begun: int, labels: Sequence[tuple[str, int]]) -> None:
     """Replace what was thought while it grew: vLLM's core notes the weights with each step."""
-    tokens, logprobs = response.token_ids[begun:], response.logprobs[begun:]
-    if (count := sum(count for _, count in labels)) != len(tokens):
-        raise EngineError(f"vLLM says of {count} tokens which weights made them, of {len(tokens)}")
-    response.cut(begun)
-    for label, count in labels:
-        response.extend(tokens[:count], logprobs[:count], weights_of(label))
-        del tokens[:count], logprobs[:count]
+    told, made = sum(count for _, count in labels), len(response.token_ids) - begun
+    if told != made:
+        raise EngineError(f"vLLM says of {told} tokens which weights made them, of {made}")
+    response.attribute(begun, [(weights_of(label), count) for label, count in labels])

@@ -85,12 +85,8 @@ class Answer:
         """Complete the response of an answer that was checked, each token with what made it."""
         parts, reason = self._parts(), self._reason()
         self._show()
-        token_ids = self._response.token_ids[self._begin :]
-        logprobs = self._response.logprobs[self._begin :]
-        self._response.cut(self._begin)
-        for tag, span in parts:
-            part = slice(span.begin, span.end)
-            self._response.extend(token_ids[part], logprobs[part], tag.weights)
+        shares = [(tag.weights, span.end - span.begin) for tag, span in parts]
+        self._response.attribute(self._begin, shares)
         return Sample(self._response, reason)
 
     def _parts(self) -> list[tuple[Tag, Span]]:
