@@ -26,7 +26,7 @@ from headrace.tokenizer import load_tokenizer
 from headrace.trainer.probe import draw_sequences, make_probe
 from headrace.trainer.publisher import save_model
 from headrace.weights.directory import write
-from headrace.weights.manifest import WeightsDamagedError
+from headrace.weights.document import WeightsDamagedError
 from headrace.weights.probe import PROBE_NAME, ScoredSequence, TrainerProbe, parse
 
 

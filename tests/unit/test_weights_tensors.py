@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from headrace.trainer.tensors import list_tensors
 from headrace.weights import digest as module
 from headrace.weights.digest import digest, text_of
-from headrace.weights.manifest import WeightsDamagedError
+from headrace.weights.document import WeightsDamagedError
 from headrace.weights.tensors import TensorEntry, TensorList, parse
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool]

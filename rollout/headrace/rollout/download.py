@@ -24,7 +24,8 @@ from headrace.log import get_logger
 from headrace.rpc.failures import detail_of, failure_of, is_worth_repeating
 from headrace.v1 import prompt_pb2
 from headrace.v1 import trainer_pb2 as pb
-from headrace.weights.manifest import MANIFEST_NAME, Manifest, WeightsDamagedError, parse
+from headrace.weights.document import WeightsDamagedError
+from headrace.weights.manifest import MANIFEST_NAME, Manifest, parse
 from headrace.weights.transfer import MAX_MANIFEST_BYTES
 
 if TYPE_CHECKING:

@@ -14,12 +14,12 @@ import shutil
 from collections.abc import Callable, Collection
 from pathlib import Path
 
+from headrace.weights.document import WeightsDamagedError
 from headrace.weights.manifest import (
     MANIFEST_NAME,
     SCHEMA_VERSION,
     FileEntry,
     Manifest,
-    WeightsDamagedError,
     parse,
 )
 

@@ -5,20 +5,15 @@ Knows the manifest's JSON form; reads and writes no files.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
-from headrace.errors import HeadraceError
+from headrace.weights import document
 
 SCHEMA_VERSION = 1
 MANIFEST_NAME = "manifest.json"
-
-
-class WeightsDamagedError(HeadraceError):
-    """A weight directory is not what its manifest says."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +39,7 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         """Serialize. Equal manifests give equal bytes."""
-        return (json.dumps(asdict(self), indent=1, sort_keys=True) + "\n").encode()
+        return document.to_bytes(self, indent=1)
 
 
 def parse(data: bytes, *, source: str) -> Manifest:
@@ -54,22 +49,19 @@ def parse(data: bytes, *, source: str) -> Manifest:
         WeightsDamagedError: not a manifest, or one of another schema. `source` names it.
 
     """
-    try:
-        value = json.loads(data)
-        schema = value["schema_version"]
-        if schema != SCHEMA_VERSION:
-            raise WeightsDamagedError(
-                f"{source}: schema version {schema} is not {SCHEMA_VERSION}, the one known here"
-            )
-        return Manifest(
-            schema_version=schema,
-            run_id=str(value["run_id"]),
-            lineage=str(value["lineage"]),
-            version=int(value["version"]),
-            files={_checked(name): _entry(entry) for name, entry in value["files"].items()},
-        )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise WeightsDamagedError(f"{source}: not a manifest of weights: {error!r}") from error
+    return document.parse(
+        data, source=source, what="a manifest of weights", schema=SCHEMA_VERSION, make=_manifest
+    )
+
+
+def _manifest(value: Mapping[str, Any]) -> Manifest:
+    return Manifest(
+        schema_version=value["schema_version"],
+        run_id=str(value["run_id"]),
+        lineage=str(value["lineage"]),
+        version=int(value["version"]),
+        files={_checked(name): _entry(entry) for name, entry in value["files"].items()},
+    )
 
 
 def _entry(value: Mapping[str, Any]) -> FileEntry:

@@ -5,12 +5,11 @@ Whoever loads the version must find the same. Knows the JSON form; runs no model
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
-from headrace.weights.manifest import WeightsDamagedError
+from headrace.weights import document
 
 SCHEMA_VERSION = 1
 PROBE_NAME = "probe.json"
@@ -37,7 +36,7 @@ class TrainerProbe:
 
     def to_bytes(self) -> bytes:
         """Serialize. Equal probes give equal bytes."""
-        return (json.dumps(asdict(self), sort_keys=True) + "\n").encode()
+        return document.to_bytes(self)
 
 
 def parse(data: bytes, *, source: str) -> TrainerProbe:
@@ -47,17 +46,14 @@ def parse(data: bytes, *, source: str) -> TrainerProbe:
         WeightsDamagedError: not a probe, or one of another schema. `source` names it.
 
     """
-    try:
-        value = json.loads(data)
-        schema = value["schema_version"]
-        if schema != SCHEMA_VERSION:
-            raise WeightsDamagedError(
-                f"{source}: schema version {schema} is not {SCHEMA_VERSION}, the one known here"
-            )
-        sequences = [_sequence(each) for each in value["sequences"]]
-        return TrainerProbe(schema, str(value["dtype"]), sequences)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise WeightsDamagedError(f"{source}: not a probe of weights: {error!r}") from error
+    return document.parse(
+        data, source=source, what="a probe of weights", schema=SCHEMA_VERSION, make=_probe
+    )
+
+
+def _probe(value: Mapping[str, Any]) -> TrainerProbe:
+    sequences = [_sequence(each) for each in value["sequences"]]
+    return TrainerProbe(value["schema_version"], str(value["dtype"]), sequences)
 
 
 def _sequence(value: Mapping[str, Any]) -> ScoredSequence:

@@ -6,12 +6,11 @@ covers the list, and the list the tensors. Knows the JSON form; reads no files a
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Final
 
-from headrace.weights.manifest import WeightsDamagedError
+from headrace.weights import document
 
 SCHEMA_VERSION: Final = 1
 TENSORS_NAME: Final = "tensors.json"
@@ -40,7 +39,7 @@ class TensorList:
 
     def to_bytes(self) -> bytes:
         """Serialize. Equal lists give equal bytes."""
-        return (json.dumps(asdict(self), sort_keys=True) + "\n").encode()
+        return document.to_bytes(self)
 
 
 def parse(data: bytes, *, source: str) -> TensorList:
@@ -50,16 +49,13 @@ def parse(data: bytes, *, source: str) -> TensorList:
         WeightsDamagedError: not a list of tensors, or one of another schema. `source` names it.
 
     """
-    try:
-        value = json.loads(data)
-        schema = value["schema_version"]
-        if schema != SCHEMA_VERSION:
-            raise WeightsDamagedError(
-                f"{source}: schema version {schema} is not {SCHEMA_VERSION}, the one known here"
-            )
-        return TensorList(schema, [_entry(each) for each in value["tensors"]])
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise WeightsDamagedError(f"{source}: not a list of tensors: {error!r}") from error
+    return document.parse(
+        data, source=source, what="a list of tensors", schema=SCHEMA_VERSION, make=_list
+    )
+
+
+def _list(value: Mapping[str, Any]) -> TensorList:
+    return TensorList(value["schema_version"], [_entry(each) for each in value["tensors"]])
 
 
 def _entry(value: Mapping[str, Any]) -> TensorEntry:

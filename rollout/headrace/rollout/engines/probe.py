@@ -16,7 +16,8 @@ from typing import Final
 from headrace.log import get_logger
 from headrace.rollout.engines.base import EngineError
 from headrace.weights import probe as form
-from headrace.weights.manifest import MANIFEST_NAME, WeightsDamagedError
+from headrace.weights.document import WeightsDamagedError
+from headrace.weights.manifest import MANIFEST_NAME
 from headrace.weights.manifest import parse as parse_manifest
 from headrace.weights.probe import PROBE_NAME, TrainerProbe
 

@@ -13,7 +13,8 @@ from typing import Any
 from headrace.rollout.engines.base import EngineError
 from headrace.v1 import prompt_pb2
 from headrace.weights.directory import verify
-from headrace.weights.manifest import MANIFEST_NAME, Manifest, WeightsDamagedError, parse
+from headrace.weights.document import WeightsDamagedError
+from headrace.weights.manifest import MANIFEST_NAME, Manifest, parse
 from headrace.weights.tensors import TENSORS_NAME
 from headrace.weights.tensors import WEIGHTS_NAME as WEIGHTS_NAME
 from headrace.weights.tensors import parse as parse_tensors
