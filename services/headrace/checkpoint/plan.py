@@ -120,22 +120,6 @@ def choose(
         CannotResumeError: the mode does not allow it, or the storage is another run's.
 
     """
-    choice = _choose(status, found, resume, run_id=run_id, latest=latest, named=named, saves=saves)
-    if choice.action == BEGIN and status.resume.phase not in (UNKNOWN, OPEN):
-        return replace(choice, action=ROLL_BACK)
-    return choice
-
-
-def _choose(
-    status: replay_pb2.GetReplayStatusResponse,
-    found: Sequence[Found],
-    resume: ResumeConfig,
-    *,
-    run_id: str,
-    latest: int | None,
-    named: Found | None,
-    saves: bool,
-) -> Choice:
     wish = wish_of(resume)
     if wish != AUTO and is_fulfilled(wish, status.resume):
         if named is not None and named.manifest and named.step not in [one.step for one in found]:
@@ -165,7 +149,7 @@ def _automatic(
     foreign = [one for one in found if one not in ours]
     unreadable = [one for one in ours if one.manifest is None]
     if status.fresh:
-        return _without_journal(ours, foreign, unreadable, run_id=run_id, latest=latest)
+        return _without_journal(status, ours, foreign, unreadable, run_id=run_id, latest=latest)
     on_line: list[Found] = []
     elsewhere: list[Found] = []
     for one in ours:
@@ -202,7 +186,14 @@ def _is_saved(
     )
 
 
+def _begin(status: replay_pb2.GetReplayStatusResponse, *, skipped: Sequence[Found] = ()) -> Choice:
+    """Begin; where a trainer has left a resume, only going back to the beginning ends that."""
+    is_resuming = status.resume.phase not in (UNKNOWN, OPEN)
+    return Choice(ROLL_BACK if is_resuming else BEGIN, skipped=tuple(skipped))
+
+
 def _without_journal(
+    status: replay_pb2.GetReplayStatusResponse,
     ours: Sequence[Found],
     foreign: Sequence[Found],
     unreadable: Sequence[Found],
@@ -221,7 +212,7 @@ def _without_journal(
         )
     had = bool(readable or latest or any(not one.unfinished for one in unreadable))
     if not had:
-        return Choice(BEGIN, skipped=tuple(unreadable))
+        return _begin(status, skipped=unreadable)
     # The line that was forked most often is the newest; the others are its past, or left behind.
     head = max(readable, key=lambda one: (_depth(one), one.step), default=None)
     lineages = head.manifest.lineages if head and head.manifest else ()
@@ -245,7 +236,7 @@ def _anew(
     if "new_lineage" in resume.allow:
         return Choice(START_OVER, notes=(_left_behind(status, found),) if has_begun else ())
     if not has_begun:
-        return Choice(BEGIN)
+        return _begin(status)
     there = "there are checkpoints" if status.fresh else "there is a journal"
     raise CannotResumeError(
         f"resume.mode: disable begins from scratch, and {there} of this run: give "

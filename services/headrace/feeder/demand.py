@@ -162,20 +162,10 @@ class Feed:
             Stopped: the process is to stop.
 
         """
-        request = replay_pb2.AwaitDemandRequest(
-            wait_s=DEMAND_WAIT_S, address=self.address, after_end=True
-        )
         ended = True
         while ended:
             try:
-                answer = await poll(
-                    self._stub.AwaitDemand,
-                    request,
-                    waits=self._waits,
-                    owner=REPLAY,
-                    timeout_s=DEMAND_WAIT_S + 10,
-                    stopping=self._stopping,
-                )
+                answer = await self._poll(after_end=True)
             except FeedNotOpenError:
                 break
             ended = answer.ended
@@ -200,7 +190,6 @@ class Feed:
 
     async def _await_demand(self) -> replay_pb2.AwaitDemandResponse:
         """Wait until something is wanted, or the run has ended. Others may work meanwhile."""
-        request = replay_pb2.AwaitDemandRequest(wait_s=DEMAND_WAIT_S, address=self.address)
         with self._waits.waiting(
             "demand",
             owner=REPLAY,
@@ -208,17 +197,23 @@ class Feed:
             stall_after_s=self._idle_after_s,
         ):
             while True:
-                wanted = await poll(
-                    self._stub.AwaitDemand,
-                    request,
-                    waits=self._waits,
-                    owner=REPLAY,
-                    timeout_s=DEMAND_WAIT_S + 10,
-                    stopping=self._stopping,
-                )
+                wanted = await self._poll()
                 self._move_to(wanted.cursor)
                 if wanted.demand or wanted.ended:
                     return wanted
+
+    async def _poll(self, *, after_end: bool = False) -> replay_pb2.AwaitDemandResponse:
+        """Ask for the demand there is, or that comes soon."""
+        return await poll(
+            self._stub.AwaitDemand,
+            replay_pb2.AwaitDemandRequest(
+                wait_s=DEMAND_WAIT_S, address=self.address, after_end=after_end
+            ),
+            waits=self._waits,
+            owner=REPLAY,
+            timeout_s=DEMAND_WAIT_S + 10,
+            stopping=self._stopping,
+        )
 
     async def _read_ahead(self, usable_count: int) -> None:
         """Read whole chunks until so many usable prompts are here, or the data has ended.

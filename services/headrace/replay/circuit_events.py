@@ -1,4 +1,4 @@
-"""What the circuit's events change: ejections, the opening, the closing, and who is blamed."""
+"""What the circuit's events change: failures, ejections, opening and closing, and who is blamed."""
 
 from __future__ import annotations
 
@@ -18,6 +18,14 @@ def _on_circuit_opened(ledger: Ledger, event: journal.CircuitOpened) -> None:
     ledger.circuit.cause = event.cause
     ledger.circuit.error = event.error
     ledger.circuit.fed_count = 0
+
+
+def _on_groups_failed(ledger: Ledger, event: journal.GroupsFailed) -> None:
+    for uids, state in ((event.uids, FAILED), (event.retried_uids, PENDING)):
+        for uid in uids:
+            with ledger.groups.changing(ledger.groups[uid]) as group:
+                group.state = state
+                ledger.touch(group)
 
 
 def _on_worker_ejected(ledger: Ledger, event: journal.WorkerEjected) -> None:
@@ -62,6 +70,7 @@ def blame(ledger: Ledger, uids: Iterable[str]) -> None:
 HANDLERS: Mapping[str, Callable[[Ledger, Any], None]] = {
     "circuit_opened": _on_circuit_opened,
     "circuit_closed": _on_circuit_closed,
+    "groups_failed": _on_groups_failed,
     "worker_ejected": _on_worker_ejected,
 }
 """By the event's name."""

@@ -22,7 +22,6 @@ from headrace.replay import circuit_events, draft, draft_events, timeline_events
 from headrace.replay.events import Event, name_of, to_record
 from headrace.replay.group import (
     DROPPED,
-    FAILED,
     FINISHED,
     PENDING,
     RUNNING,
@@ -293,16 +292,6 @@ class Ledger:
             and self.position == self.last_commit.position + 1
         ):
             self.last_commit.stale = len(event.uids)
-
-    def _on_groups_failed(self, event: journal.GroupsFailed) -> None:
-        for uid in event.uids:
-            with self.groups.changing(self.groups[uid]) as group:
-                group.state = FAILED
-                self.touch(group)
-        for uid in event.retried_uids:
-            with self.groups.changing(self.groups[uid]) as group:
-                group.state = PENDING
-                self.touch(group)
 
     def _on_trainer_registered(self, event: journal.TrainerRegistered) -> None:
         if self.trainer_id:
