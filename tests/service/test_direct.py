@@ -17,7 +17,8 @@ from worker_world import serving
 
 from headrace.rollout.direct import FIRST_PAUSE_S, DirectWay
 from headrace.rollout.download import Downloads
-from headrace.rollout.engines.base import EngineError, EngineLostError, Sender
+from headrace.rollout.engines.base import EngineError, EngineLostError
+from headrace.rollout.engines.receiver import Sender
 from headrace.rollout.engines.scripted import ScriptedEngine
 from headrace.rollout.engines.weights import confirm, read_tensors
 from headrace.rollout.weights_group import WeightsGroup

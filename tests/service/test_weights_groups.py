@@ -18,7 +18,8 @@ from weights_world import Giver, publish
 from worker_world import serving
 
 from headrace.errors import InvalidFieldError, WeightsGoneError, WeightsGroupError
-from headrace.rollout.engines.base import EngineError, Invitation
+from headrace.rollout.engines.base import EngineError
+from headrace.rollout.engines.receiver import Invitation
 from headrace.rollout.weights_group import WeightsGroup
 from headrace.rpc.channel import open_channel
 from headrace.rpc.status import error_from

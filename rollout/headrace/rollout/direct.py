@@ -13,7 +13,8 @@ from typing import Final
 
 from headrace.log import get_logger
 from headrace.rollout.download import Downloads
-from headrace.rollout.engines.base import EngineError, Receiver, Sender
+from headrace.rollout.engines.base import EngineError
+from headrace.rollout.engines.receiver import Receiver, Sender
 from headrace.rollout.pause import Pause
 from headrace.v1 import prompt_pb2
 from headrace.weights.tensors import WEIGHTS_NAME

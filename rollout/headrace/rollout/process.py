@@ -16,8 +16,9 @@ from headrace.errors import UsageError
 from headrace.log import get_logger
 from headrace.rollout.direct import DirectWay
 from headrace.rollout.download import Downloads
-from headrace.rollout.engines.base import Engine, Receiver
+from headrace.rollout.engines.base import Engine
 from headrace.rollout.engines.make import make_engine
+from headrace.rollout.engines.receiver import Receiver
 from headrace.rollout.metrics import TimedRewards, Timings, WorkerMetrics
 from headrace.rollout.rewards.make import make_rewards
 from headrace.rollout.scratch import Scratch

@@ -11,7 +11,8 @@ import grpc
 
 from headrace.errors import WireError
 from headrace.log import get_logger
-from headrace.rollout.engines.base import EngineError, Invitation
+from headrace.rollout.engines.base import EngineError
+from headrace.rollout.engines.receiver import Invitation
 from headrace.rpc.failures import detail_of, failure_of
 from headrace.v1 import prompt_pb2
 from headrace.v1 import trainer_pb2 as pb

@@ -28,11 +28,11 @@ from headrace.rollout.engines.base import (
     EngineStatus,
     Sample,
     SampleRequest,
-    Sender,
 )
 from headrace.rollout.engines.gate import Gate
 from headrace.rollout.engines.mean_length import MeanLength
 from headrace.rollout.engines.probe import Probe, ProbeError
+from headrace.rollout.engines.receiver import Sender
 from headrace.rollout.engines.vllm_failure import lost, one_line
 from headrace.rollout.engines.vllm_keeper import Keeper
 from headrace.rollout.engines.vllm_whole import check_whole, label_of

@@ -27,7 +27,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.metrics.loggers import StatLoggerBase
 
-from headrace.rollout.engines.base import Invitation
+from headrace.rollout.engines.receiver import Invitation
 from headrace.rollout.engines.vllm_weights import OWNER_VARIABLE
 
 _SHUTDOWN_S: Final = 2.0
