@@ -14,7 +14,7 @@ from vllm_http import EOS, LOGPROB, TOKEN, Plan, Reply, VllmServer, publish, ser
 from worker_scene import eventually
 
 from headrace.errors import UsageError
-from headrace.rollout.engines.base import EngineError, EngineLostError
+from headrace.rollout.engines.base import EngineError, EngineLoad, EngineLostError
 from headrace.rollout.engines.vllm_server.facts import COMMAND, GENERATE
 from headrace.v1.trajectory_pb2 import FINISH_REASON_LENGTH, FINISH_REASON_STOP
 
@@ -383,6 +383,31 @@ async def test_no_server_gets_more_than_it_may_and_none_is_idle_while_others_wai
         assert [server.most_at_once for server in pair] == [3, 3]
         assert sum(future.cancelled() for future in futures) == 2
         assert engine.status().room == 6
+
+
+def _says(server: VllmServer, running: int, queries: int) -> None:
+    names = {
+        "num_requests_running": running, "num_requests_waiting": 2, "kv_cache_usage_perc": 0.5,
+        "num_preemptions_total": 0, "prefix_cache_queries_total": queries,
+        "prefix_cache_hits_total": 1,
+    }  # fmt: skip
+    server.metrics = "".join(f'vllm:{name}{{engine="0"}} {n}\n' for name, n in names.items())
+
+
+async def test_how_busy_the_servers_are_is_asked_with_each_look(
+    pair: list[VllmServer], tmp_path: Path
+) -> None:
+    for server in pair:
+        _says(server, running=3, queries=10)
+    async with running(pair, publish(tmp_path, 0), look_every_s=1, eject_after=1) as engine:
+        assert engine.status().load is None
+        await eventually(lambda: engine.status().load == EngineLoad(6, 4, 0.5, 0, 20, 2))
+        pair[0].replies["/metrics"] = Reply(404)
+        _says(pair[1], running=5, queries=30)
+        await eventually(lambda: engine.status().load == EngineLoad(8, 4, 0.5, 0, 40, 2))
+        await pair[1].kill()
+        await eventually(lambda: engine.status().load == EngineLoad(3, 2, 0.25, 0, 40, 2))
+        assert engine.status().room
 
 
 async def test_the_key_is_sent_with_every_call(server: VllmServer, tmp_path: Path) -> None:

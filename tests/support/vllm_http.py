@@ -130,6 +130,8 @@ class VllmServer:
             "speculative_config": None,
             "watermark_config": None,
         }
+        self.metrics = ""
+        """What it says of its work."""
         self.port = 0
         self._writers: set[asyncio.StreamWriter] = set()
         self._server: asyncio.Server | None = None
@@ -195,7 +197,7 @@ class VllmServer:
                 status, answer = 200, await self._answer(path, dict(parse_qsl(query)), body)
             except (EngineError, ValueError) as error:
                 status, answer = 500, {"error": {"message": str(error)}}
-        data = json.dumps(answer).encode()
+        data = (answer if isinstance(answer, str) else json.dumps(answer)).encode()
         writer.write(
             f"HTTP/1.1 {status} Said\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data
         )
@@ -213,6 +215,8 @@ class VllmServer:
                 return {"vllm_config": self.config}
             case "/weight_info":
                 return {"weight_version": life.label}
+            case "/metrics":
+                return self.metrics
             case "/is_paused":
                 return {"is_paused": life.mode is not None}
             case "/collective_rpc":

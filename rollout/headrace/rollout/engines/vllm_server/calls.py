@@ -80,7 +80,17 @@ class Calls:
             ServerAnsweredError: Another status than 2xx.
 
         """
-        return await self._ask("GET", path, None, query, timeout_s)
+        return self._read_json(await self._ask("GET", path, None, query, timeout_s), path)
+
+    async def text(self, path: str, *, timeout_s: float) -> str:
+        """Ask for something that is no JSON.
+
+        Raises:
+            ServerAwayError: There is no answer.
+            ServerAnsweredError: Another status than 2xx.
+
+        """
+        return (await self._ask("GET", path, None, {}, timeout_s)).text
 
     async def post(
         self, path: str, body: Mapping[str, Any] | None = None, *, timeout_s: float, **query: str
@@ -92,7 +102,7 @@ class Calls:
             ServerAnsweredError: Another status than 2xx.
 
         """
-        return await self._ask("POST", path, body, query, timeout_s)
+        return self._read_json(await self._ask("POST", path, body, query, timeout_s), path)
 
     @asynccontextmanager
     async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[AsyncIterator[str]]:
@@ -118,10 +128,13 @@ class Calls:
         body: Mapping[str, Any] | None,
         query: Mapping[str, str],
         timeout_s: float,
-    ) -> Any:
+    ) -> httpx.Response:
         async with self._within(timeout_s, path):
             answer = await self._send_again(lambda: self._request(method, path, body, query), path)
         self._check(answer, path)
+        return answer
+
+    def _read_json(self, answer: httpx.Response, path: str) -> Any:
         try:
             return json.loads(answer.content) if answer.content else None
         except ValueError as error:

@@ -29,6 +29,7 @@ from headrace.rollout.engines.base import (
 )
 from headrace.rollout.engines.probe import ProbeError
 from headrace.rollout.engines.vllm_server.facts import UnfitServerError
+from headrace.rollout.engines.vllm_server.figures import together
 from headrace.rollout.engines.vllm_server.seats import Seats
 from headrace.rollout.engines.vllm_server.server import Server
 from headrace.rollout.engines.weights import confirm_manifest
@@ -135,6 +136,7 @@ class VllmServerEngine:
     def status(self) -> EngineStatus:
         """Say what was done so far, at all servers."""
         since = self._bringing_since
+        loads = [server.figures.load for server in self._servers]
         gaps = [server.probe_gap for server in self._servers if server.probe_gap is not None]
         return EngineStatus(
             generated_token_count=sum(server.generated_token_count for server in self._servers),
@@ -142,6 +144,7 @@ class VllmServerEngine:
             probe_gap=max(gaps, default=None),
             held_back_s=self._brought_s + (0 if since is None else self._now() - since),
             room=self._seats.room,
+            load=together([load for load in loads if load is not None]),
         )
 
     async def load(self, weights: prompt_pb2.PublishedWeights) -> None:
@@ -241,6 +244,8 @@ class VllmServerEngine:
                 await self._sleep(self._config.look_every_s)
                 if server.is_in_use and not server.lock.locked():
                     await server.look(silence_s=self._config.silence_s)
+                if server.is_in_use:
+                    await server.read_figures()
                 continue
             await self._sleep(pause_s * (0.5 + 0.5 * self._jitter()))
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)

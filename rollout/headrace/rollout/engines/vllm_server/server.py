@@ -21,6 +21,7 @@ from headrace.rollout.engines.base import EngineError, Sample, SampleRequest
 from headrace.rollout.engines.vllm_server.answer import Answer, OtherWeightsError
 from headrace.rollout.engines.vllm_server.calls import Calls, ServerAnsweredError, ServerAwayError
 from headrace.rollout.engines.vllm_server.facts import GENERATE, Facts, UnfitServerError, read_facts
+from headrace.rollout.engines.vllm_server.figures import METRICS, Figures
 from headrace.rollout.engines.vllm_server.sync import Sync, WeightsRefusedError
 from headrace.rollout.engines.vllm_server.tag import Tag
 from headrace.rollout.engines.vllm_server.wire import (
@@ -86,6 +87,8 @@ class Server:
         self.aborted_token_count = 0
         self.probe_gap: float | None = None
         """Of the weights that were tried last."""
+        self.figures = Figures()
+        """How busy it is, with what all workers have asked of it."""
         self._calls = calls
         self._sync = sync
         self._eos_id = eos_id
@@ -207,6 +210,7 @@ class Server:
             log.warning("server_ejected", server=self.name, why=why)
         self.why_out = why
         self._facts = None
+        self.figures.nothing_runs()
         self._changed()
 
     def _changed(self) -> None:
@@ -242,6 +246,13 @@ class Server:
         else:
             for answer in begun:
                 answer.trust(found == tag)
+
+    async def read_figures(self) -> None:
+        """Ask how busy it is. One that does not say is as good as any."""
+        try:
+            self.figures.take(await self._calls.text(METRICS, timeout_s=HEALTH_S))
+        except EngineError as error:
+            log.debug("server_without_figures", server=self.name, why=str(error))
 
     def _bear_pause(self) -> None:
         """Let another worker bring it weights, unless that takes longer than it may."""
