@@ -18,13 +18,14 @@ model of the judge's own (`judge_model`). Findings of this file:
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
+from history import Entry
 from judge_durable import Witness
 from judge_model import Model
 from judge_rules import DROPPED, TRAINED, HandedOut, Rules
-from recorder import Entry
 
 from headrace.v1 import journal_pb2, replay_pb2, store_pb2
 from headrace.v1.trajectory_pb2 import Trajectory
@@ -43,12 +44,37 @@ def judge(
     return [
         *model.found,
         *_balance(model, history, audit),
+        *_twice(model),
         *_trained(model, history),
         *_told(model, history),
         *_durable(model, history),
         *_watched(records, history),
         *(witness or Witness()).findings(records, history),
         *_rows(model, history),
+        *_left(model),
+    ]
+
+
+def judge_watched(
+    records: Sequence[journal_pb2.JournalRecord],
+    history: Sequence[Entry],
+    audit: replay_pb2.AuditResponse,
+    rules: Rules,
+    seen: str,
+) -> list[str]:
+    """Say what is wrong with a run that has ended and was looked at only.
+
+    Its trainer was not asked. But the weights that it left have kept a digest of the prompts that
+    they have seen, step by step: `seen`.
+    """
+    model = Model(rules)
+    model.follow(records)
+    return [
+        *model.found,
+        *_balance(model, history, audit),
+        *_twice(model),
+        *_seen(model, seen),
+        *_watched(records, history),
         *_left(model),
     ]
 
@@ -81,13 +107,33 @@ def _balance(
         yield f"balance: the last audit is of {last.position}, not of {model.position}"
 
 
-def _trained(model: Model, history: Sequence[Entry]) -> Iterator[str]:
-    """Compare what was trained: at most once, and by both accounts the same."""
+def _twice(model: Model) -> Iterator[str]:
+    """Find what was trained more than once in the living line."""
     steps_of: dict[str, list[int]] = {}
     for step, uids in model.trained.items():
         for uid in uids:
             steps_of.setdefault(uid, []).append(step)
     yield from (f"twice: {uid} in steps {steps}" for uid, steps in steps_of.items() if steps[1:])
+
+
+def _seen(model: Model, digest: str) -> Iterator[str]:
+    """Compare what the weights have seen with what the living line has trained."""
+    steps = range(1, model.step)
+    if digest != seen_digest(model.trained[step] for step in steps):
+        yield f"testimony: the weights have not seen what was trained in {len(steps)} steps"
+
+
+def seen_digest(steps: Iterable[Iterable[str]]) -> str:
+    """Give the digest of weights that have seen these prompts, step by step."""
+    digest = ""
+    for number, uids in enumerate(steps, 1):
+        text = f"{digest}\n{number}:{','.join(sorted(uids))}"
+        digest = hashlib.sha256(text.encode()).hexdigest()
+    return digest
+
+
+def _trained(model: Model, history: Sequence[Entry]) -> Iterator[str]:
+    """Compare what was trained by both accounts."""
     learned = {
         (model.line_of.get(entry.request.incarnation, ""), entry.request.step): entry
         for entry in _answers(history, "CommitStep")

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from recorder import Entry
+from history import Entry
 
 from headrace.v1 import journal_pb2, replay_pb2
 

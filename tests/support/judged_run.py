@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from judge import judge
+from history import Entry
+from judge import judge, judge_watched
 from judge_durable import Witness
 from judge_rules import Rules
 from ledger_world import World, settings
-from recorder import Entry
 
 from headrace.replay import sampling
 from headrace.replay.audit import audit
@@ -33,10 +33,17 @@ class Case:
     witness: Witness = field(default_factory=Witness)
 
     def findings(self) -> list[str]:
+        self._number()
+        return judge(self.records, self.history, self.audit, self.rules, self.witness)
+
+    def watched_findings(self, seen: str) -> list[str]:
+        self._number()
+        return judge_watched(self.records, self.history, self.audit, self.rules, seen)
+
+    def _number(self) -> None:
         for position, record in enumerate(self.records, 1):
             record.position = position
         self.audit.position = len(self.records)
-        return judge(self.records, self.history, self.audit, self.rules, self.witness)
 
     def events(self, name: str) -> list[Any]:
         return [getattr(r, name) for r in self.records if r.WhichOneof("event") == name]

@@ -8,52 +8,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 import grpc
 from crc32c import crc32c
+from watcher import AGAIN_S, RECONNECT, Watcher
 
-from headrace.v1 import prompt_pb2, replay_pb2_grpc, store_pb2, store_pb2_grpc
+from headrace.v1 import prompt_pb2, store_pb2, store_pb2_grpc
 from headrace.v1 import replay_pb2 as pb
 from headrace.v1.trajectory_pb2 import Trajectory
 from headrace.weights.directory import prune, write
 
 if TYPE_CHECKING:
-    from headrace.v1.replay_pb2_grpc import ReplayBufferServiceAsyncStub
     from headrace.v1.store_pb2_grpc import TrajectoryStoreServiceAsyncStub
 
-_Answer = TypeVar("_Answer")
-
-OUTAGES = (
-    grpc.StatusCode.UNAVAILABLE,
-    grpc.StatusCode.DEADLINE_EXCEEDED,
-    grpc.StatusCode.CANCELLED,  # by one that stops
-    grpc.StatusCode.ABORTED,  # by a replay buffer that was fenced: the newer one will answer
-)
-AGAIN_S = 0.05
 WAIT_S = 2.0
 OUTAGE_S = 60.0
 """How long nobody may answer; restarts take seconds, on a busy machine some more."""
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One call and what came of it."""
-
-    at: float
-    """Monotonic seconds of the answer."""
-    call: str
-    request: Any
-    answer: Any
-    """None if none came; the trajectories, for a read."""
-    error: str = ""
-
-
-class Recorder:
+class Recorder(Watcher):
     """A trainer that learns nothing.
 
     `step` is the one it works on; `steps_done` wakes who waits for progress.
@@ -62,7 +38,7 @@ class Recorder:
     def __init__(
         self, replay: str, store: str, weights: Path, *, run_id: str, part_count: int = 1
     ) -> None:
-        self.history: list[Entry] = []
+        super().__init__(grpc.aio.insecure_channel(replay, RECONNECT), outage_s=OUTAGE_S)
         self.step = 1
         self.ended = False
         self.incarnation = 0
@@ -72,51 +48,14 @@ class Recorder:
         self._run_id = run_id
         self._part_count = part_count
         self._progress = asyncio.Condition()
-        options = [
-            ("grpc.initial_reconnect_backoff_ms", 50),
-            ("grpc.max_reconnect_backoff_ms", 500),
-        ]
-        self._channels = [grpc.aio.insecure_channel(target, options) for target in (replay, store)]
-        self.replay: ReplayBufferServiceAsyncStub = replay_pb2_grpc.ReplayBufferServiceStub(
-            self._channels[0]
-        )
+        self._store_channel = grpc.aio.insecure_channel(store, RECONNECT)
         self.store: TrajectoryStoreServiceAsyncStub = store_pb2_grpc.TrajectoryStoreServiceStub(
-            self._channels[1]
+            self._store_channel
         )
 
     async def close(self) -> None:
-        for channel in self._channels:
-            await channel.close()
-
-    # -- writing down
-
-    def _note(self, call: str, request: Any, answer: Any, error: str = "") -> None:
-        self.history.append(Entry(time.monotonic(), call, request, answer, error))
-
-    async def call(self, name: str, request: Any, *, timeout_s: float = 5.0) -> Any:
-        """Call the replay buffer until it answers; write down each try."""
-        method = getattr(self.replay, name)
-
-        async def once() -> Any:
-            return await method(request, timeout=timeout_s)
-
-        return await self._insist(name, request, once)
-
-    async def _insist(
-        self, name: str, request: Any, once: Callable[[], Awaitable[_Answer]]
-    ) -> _Answer:
-        given_up = time.monotonic() + OUTAGE_S
-        while True:
-            try:
-                answer = await once()
-            except grpc.aio.AioRpcError as failed:
-                self._note(name, request, None, f"{failed.code().name}: {failed.details()}")
-                if failed.code() not in OUTAGES or time.monotonic() > given_up:
-                    raise
-                await asyncio.sleep(AGAIN_S)
-            else:
-                self._note(name, request, answer)
-                return answer
+        await super().close()
+        await self._store_channel.close()
 
     # -- the trainer's calls
 
@@ -237,40 +176,6 @@ class Recorder:
             return tuple([row async for row in _rows(self.store, request)])
 
         return await self._insist("GetTrajectories", request, once)
-
-    # -- looking
-
-    async def audit(self) -> pb.AuditResponse:
-        answer: pb.AuditResponse = await self.call("Audit", pb.AuditRequest())
-        return answer
-
-    async def status(self) -> pb.GetReplayStatusResponse:
-        answer: pb.GetReplayStatusResponse = await self.call(
-            "GetReplayStatus", pb.GetReplayStatusRequest()
-        )
-        return answer
-
-    async def keep_auditing(self, every_s: float = 0.5) -> None:
-        """Audit for ever."""
-        while True:
-            await self.audit()
-            await asyncio.sleep(every_s)
-
-    async def keep_watching(self) -> None:
-        """Be told of every event as soon as it is acknowledged, for ever."""
-        request = pb.WatchEventsRequest()
-        while True:
-            try:
-                async for answer in self.replay.WatchEvents(request):
-                    self._note("WatchEvents", request, answer)
-                    request = pb.WatchEventsRequest(after_position=answer.events[-1].position)
-            except grpc.aio.AioRpcError as failed:
-                self._note(
-                    "WatchEvents", request, None, f"{failed.code().name}: {failed.details()}"
-                )
-                if failed.code() not in OUTAGES:
-                    raise
-            await asyncio.sleep(AGAIN_S)
 
 
 async def _rows(

@@ -8,9 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from history import Entry
+from judge import seen_digest
 from judged_run import Case, played
 from ledger_world import LINEAGE
-from recorder import Entry
 
 from headrace.v1 import feeder_pb2, journal_pb2, prompt_pb2, replay_pb2
 
@@ -279,6 +280,16 @@ FORGERIES: tuple[tuple[str, Callable[[Case], None]], ...] = (
 def test_the_judge_finds_that(case: Case, kind: str, forge: Callable[[Case], None]) -> None:
     forge(case)
     assert any(finding.startswith(f"{kind}: ") for finding in case.findings()), case.findings()
+
+
+def test_of_a_run_that_was_only_watched_its_weights_tell(case: Case) -> None:
+    case.history = [entry for entry in case.history if entry.call in ("Audit", "WatchEvents")]
+    trained = [list(event.uids) for event in case.events("batch_sampled")]
+    assert case.watched_findings(seen_digest(trained)) == []
+    case.events("batch_sampled")[2].uids[0] = trained[0][0]
+    case.audit.counts.trained -= 1
+    kinds = [finding.partition(":")[0] for finding in case.watched_findings(seen_digest(trained))]
+    assert {"twice", "lost", "balance", "testimony"} <= set(kinds)
 
 
 def test_a_prompt_that_was_not_the_row_of_its_ordinal_is_found(case: Case) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from copy import deepcopy
 
 import pytest
+from history import Entry
 from judge_durable import Witness
 from judged_run import Case, played
-from recorder import Entry
 
 from headrace.replay.events import to_ledger_event
 from headrace.v1 import prompt_pb2, replay_pb2
