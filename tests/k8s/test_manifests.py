@@ -34,6 +34,8 @@ from headrace.cli.preflight import preflight
 from headrace.cli.single import PEERS, peers
 from headrace.config.config import Config
 from headrace.config.load import load_config
+from headrace.replay.group import STATES
+from headrace.replay.groups import state_name
 
 PROCESSES = tuple(PEERS)
 DOCS = (ROOT / "docs" / "kubernetes.md").read_text()
@@ -222,6 +224,19 @@ def test_what_the_store_may_hold_fits_into_its_memory_and_onto_its_volume(overla
     [claim] = store["spec"]["volumeClaimTemplates"]
     assert memory >= 1.5 * capacity
     assert in_bytes(claim["spec"]["resources"]["requests"]["storage"]) >= 2 * capacity
+
+
+def test_workers_are_scaled_by_a_metric_that_the_replay_buffer_has() -> None:
+    """What docs/metrics.md says is what real processes serve: see `test_metrics_endpoint`."""
+    found = objects("gpu-vllm")
+    [scaler] = of_kind(found, "HorizontalPodAutoscaler")
+    assert scaler["spec"]["scaleTargetRef"]["name"] == name_of(workload(found, "rollout"))
+    [metric] = [each["external"]["metric"] for each in scaler["spec"]["metrics"]]
+    metrics = (ROOT / "docs" / "metrics.md").read_text()
+    assert f"| `{metric['name']}` | gauge | `state`, " in metrics
+    [states] = metric["selector"]["matchExpressions"]
+    assert states["key"] == "state"
+    assert set(states["values"]) <= {state_name(state) for state in STATES}
 
 
 def in_bytes(quantity: str) -> int:
