@@ -15,13 +15,15 @@ from headrace.v1 import journal_pb2, prompt_pb2
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from judge_prompts import Prompts
+
 
 class Drafts:
     """Follows reports, as a part of `judge_model.Model`."""
 
     rules: Rules
     lineage: str
-    prompts: dict[str, Prompt]
+    prompts: Prompts
     published: dict[tuple[str, int], str]
 
     if TYPE_CHECKING:

@@ -23,6 +23,7 @@ from typing import Any
 
 from judge_circuit import Circuit
 from judge_drafts import Drafts, oldest_of
+from judge_prompts import Prompts
 from judge_rules import (
     DROPPED,
     FAILED,
@@ -64,7 +65,7 @@ class Model(Drafts, Timeline):
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
         self.found: list[str] = []
-        self.prompts: dict[str, Prompt] = {}
+        self.prompts = Prompts()
         self.position = 0
         self.epoch = 0
         self.lineage = ""
@@ -103,7 +104,7 @@ class Model(Drafts, Timeline):
             self._check_gates(name)
             getattr(self, f"_{name}", self._unexpected)(event)
             self._check_window()
-            self.counts.append(self._count())
+            self.counts.append(self.prompts.counts)
 
     def say(self, kind: str, what: str) -> None:
         self.found.append(f"{kind}: {what} (position {self.position})")
@@ -131,26 +132,17 @@ class Model(Drafts, Timeline):
         base = self.base(prompt)
         return step - base + 1 if base else 0
 
-    def _within(self, *states: str) -> int:
-        return sum(prompt.state in states for prompt in self.prompts.values())
-
-    def _count(self) -> Counter[str]:
-        return Counter(
-            prompt.state + (f":{prompt.reason}" if prompt.reason else "")
-            for prompt in self.prompts.values()
-        )
-
     @property
     def target(self) -> int:
         """Design 2.4, from scratch."""
-        sampled, trained = self._within(SAMPLED), self._within(TRAINED)
+        sampled, trained = self.prompts.count(SAMPLED), self.prompts.count(TRAINED)
         to_sample = self.rules.batch - sampled if self.opened else 0
         to_train = self.rules.steps * self.rules.batch - trained - sampled
         return max(0, min(self.rules.window + to_sample, to_train))
 
     def _check_window(self) -> None:
         """Live prompts are at most the target; what came back from outside is kept, not refilled."""
-        excess = max(0, self._within(*WINDOW) - self.target)
+        excess = max(0, self.prompts.count(*WINDOW) - self.target)
         if excess > self._excess + self._returned:
             self.say("window", f"{excess} live prompts beyond the target of {self.target}")
         self._excess = excess
@@ -158,14 +150,14 @@ class Model(Drafts, Timeline):
     def _find(self, uid: str) -> Prompt:
         if uid not in self.prompts:
             self.say("transition", f"{uid} was never fed")
-            self.prompts[uid] = Prompt(uid, -1, self.step, PENDING)
+            self.prompts.add(Prompt(uid, -1, self.step, PENDING))
         return self.prompts[uid]
 
-    def _move(self, uid: str, to: str, *sources: str) -> Prompt:
+    def _move(self, uid: str, to: str, *sources: str, reason: str = "") -> Prompt:
         prompt = self._find(uid)
         if prompt.state not in sources:
             self.say("transition", f"{uid} goes from {prompt.state} to {to}")
-        prompt.state = to
+        self.prompts.move(prompt, to, reason)
         if to != RUNNING:
             prompt.worker = ""
         if to not in (PENDING, RUNNING):
@@ -201,21 +193,21 @@ class Model(Drafts, Timeline):
             if not reason and self._excess:
                 self.say("window", f"{new.uid} fed while the window is full")
             if not reason:
-                fault = self.circuit.feed(probes=self._within(PENDING, RUNNING))
+                fault = self.circuit.feed(probes=self.prompts.count(PENDING, RUNNING))
                 self._say_if("window", f"{new.uid} fed", fault)
             state = DROPPED if reason else PENDING
-            self.prompts[new.uid] = Prompt(
-                new.uid, ordinal, self.step, state, reason, payload=new.payload
+            self.prompts.add(
+                Prompt(new.uid, ordinal, self.step, state, reason, payload=new.payload)
             )
 
     def _trainer_registered(self, event: journal_pb2.TrainerRegistered) -> None:
         if self.incarnation and event.incarnation != self.incarnation + 1:
             self.say("fence", f"trainer {event.incarnation} after {self.incarnation}")
         if self.opened:  # What was fed for it stays.
-            self._returned += self.rules.batch - self._within(SAMPLED)
+            self._returned += self.rules.batch - self.prompts.count(SAMPLED)
         self.incarnation, self.opened, self.cut = event.incarnation, None, None
         self.line_of[event.incarnation] = self.lineage
-        for prompt in self._in(SAMPLED):
+        for prompt in self.prompts.of(SAMPLED):
             kept = prompt.store == self.store
             self._move(prompt.uid, FINISHED if kept else PENDING, SAMPLED)
             if not kept:
@@ -236,13 +228,10 @@ class Model(Drafts, Timeline):
         if event.store_incarnation == self.store:
             return
         self.store, self.cut = event.store_incarnation, None
-        for prompt in self._in(PENDING, RUNNING, FINISHED, FAILED):
+        for prompt in self.prompts.of(PENDING, RUNNING, FINISHED, FAILED):
             if prompt.sessions and prompt.state in (RUNNING, FINISHED):
                 self._move(prompt.uid, PENDING, RUNNING, FINISHED)
             prompt.sessions.clear()
-
-    def _in(self, *states: str) -> list[Prompt]:
-        return [prompt for prompt in self.prompts.values() if prompt.state in states]
 
     # -- generation
 
@@ -266,9 +255,9 @@ class Model(Drafts, Timeline):
             prompt.lease_oldest = min([version, *oldest_of(prompt), *made])
             self.check_none_is_past(prompt)
         self.leased_count += len(event.leases)
-        if self._within(RUNNING, FINISHED) > self.target:
+        if self.prompts.count(RUNNING, FINISHED) > self.target:
             self.say("window", f"running + finished are more than {self.target} after a lease")
-        held = sum(prompt.worker == event.worker_id for prompt in self._in(RUNNING))
+        held = sum(prompt.worker == event.worker_id for prompt in self.prompts.of(RUNNING))
         self._say_if("end", event.worker_id, self.circuit.lease(event.worker_id, held))
 
     def _check_lease(self, uid: str, attempt: int, worker: str) -> None:
@@ -330,7 +319,7 @@ class Model(Drafts, Timeline):
 
     def _circuit_closed(self, event: journal_pb2.CircuitClosed) -> None:
         self._say_if("end", "the circuit", self.circuit.close())
-        for prompt in self._in(FAILED):
+        for prompt in self.prompts.of(FAILED):
             self._move(prompt.uid, PENDING, FAILED)
             self._returned += 1
 
@@ -348,7 +337,7 @@ class Model(Drafts, Timeline):
                 was_probe=prompt.state in (PENDING, RUNNING),
                 is_worn=prompt.expiries >= self.rules.max_expiries,
             )
-            self._move(uid, DROPPED, *sources).reason = reason
+            self._move(uid, DROPPED, *sources, reason=reason)
 
     def _may_drop(self, reason: str, prompt: Prompt, step: int) -> tuple[tuple[str, ...], str]:
         """Say from where a prompt may be dropped for this reason, and what is wrong with it."""
@@ -380,7 +369,7 @@ class Model(Drafts, Timeline):
         if place not in self.parts or len(self.parts[place]) + len(event.uids) > quota:
             self.say("step", f"{len(event.uids)} groups for part {event.part} of {event.step}")
             return
-        oldest = sorted(self._in(FINISHED), key=lambda each: (self.base(each), each.ordinal))
+        oldest = sorted(self.prompts.of(FINISHED), key=lambda each: (self.base(each), each.ordinal))
         if list(event.uids) != [prompt.uid for prompt in oldest[: len(event.uids)]]:
             self.say("order", f"step {event.step} got {list(event.uids)}")
         for uid in event.uids:

@@ -13,13 +13,24 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from judge_drafts import tokens_of
-from judge_rules import DROPPED, FAILED, FINISHED, PENDING, RUNNING, SAMPLED, TRAINED, WINDOW
+from judge_prompts import Prompts
+from judge_rules import (
+    DROPPED,
+    FAILED,
+    FINISHED,
+    PENDING,
+    RUNNING,
+    SAMPLED,
+    TRAINED,
+    WINDOW,
+    Prompt,
+)
 
 from headrace.v1 import journal_pb2, prompt_pb2, resume_pb2
 
 if TYPE_CHECKING:
     from judge_circuit import Circuit
-    from judge_rules import Prompt, Rules
+    from judge_rules import Rules
 
 STORE = resume_pb2.RESUME_PHASE_STORE
 LEDGER = resume_pb2.RESUME_PHASE_LEDGER
@@ -36,7 +47,7 @@ class Timeline:
 
     if TYPE_CHECKING:
         rules: Rules
-        prompts: dict[str, Prompt]
+        prompts: Prompts
         lineage: str
         store: str
         incarnation: int
@@ -54,11 +65,9 @@ class Timeline:
 
         def say(self, kind: str, what: str) -> None: ...
         def base(self, prompt: Prompt) -> int: ...
-        def _in(self, *states: str) -> list[Prompt]: ...
-        def _within(self, *states: str) -> int: ...
         def _find(self, uid: str) -> Prompt: ...
         def cut_drafts(self, fork: int, *, kept: bool) -> None: ...
-        def _move(self, uid: str, to: str, *sources: str) -> Prompt: ...
+        def _move(self, uid: str, to: str, *sources: str, reason: str = "") -> Prompt: ...
 
     def begin_timeline(self) -> None:
         self.ends: dict[str, int] = {}
@@ -98,9 +107,11 @@ class Timeline:
         if self.phase != OPEN:
             self.say("cut", "in the middle of a resume")
         there = len(self.prompts) < self.rules.rows * self.rules.epochs
-        if self.opened and (there or self._within(*WINDOW) >= self.rules.batch):
+        if self.opened and (there or self.prompts.count(*WINDOW) >= self.rules.batch):
             self.say("cut", "in the middle of a step")
-        sessions = {prompt.uid: dict(prompt.sessions) for prompt in self._in(*WINDOW, SAMPLED)}
+        sessions = {
+            prompt.uid: dict(prompt.sessions) for prompt in self.prompts.of(*WINDOW, SAMPLED)
+        }
         self.cut = (event.snapshot_id, event.step, deepcopy(sessions))
 
     def _snapshot_ended(self, event: journal_pb2.SnapshotEnded) -> None:
@@ -136,7 +147,7 @@ class Timeline:
             self._check_usable()
         if event.phase == OPEN:
             left = self.rules.rows * self.rules.epochs - len(self.prompts)
-            lacking = min(left, self.target - self._within(*WINDOW))
+            lacking = min(left, self.target - self.prompts.count(*WINDOW))
             if lacking > 0 and not self.circuit.cause:
                 self.say("window", f"open, and {lacking} prompts are lacking")
         self.phase = event.phase
@@ -144,12 +155,12 @@ class Timeline:
     def _check_usable(self) -> None:
         """Nothing that cannot be used at the resumed step holds a slot of the window."""
         most = self.rules.threshold
-        for prompt in self._in(*WINDOW):
+        for prompt in self.prompts.of(*WINDOW):
             base = self.base(prompt)
             dated = self.rules.strategy == "drop" and most is not None and base
             if dated and self.step - base + 1 > (most or 0):
                 self.say("stale", f"{prompt.uid} is past the threshold, and the window fills up")
-        if self._in(FAILED) and not self.circuit.cause:
+        if self.prompts.of(FAILED) and not self.circuit.cause:
             self.say("window", "failed prompts are there, and the window fills up")
 
     def _ledger_emptied(self, event: journal_pb2.LedgerEmptied) -> None:
@@ -160,7 +171,7 @@ class Timeline:
             self.say("line", f"step {event.committed_step} is left behind at step {self.step}")
         if event.counts.fed != len(self.prompts):
             self.say("line", f"{event.counts.fed} prompts left behind of {len(self.prompts)}")
-        self.prompts, self.trained, self.parts, self.opened = {}, {}, {}, None
+        self.prompts, self.trained, self.parts, self.opened = Prompts(), {}, {}, None
         self.line_of_step, self.saved, self.covered = {}, {}, 0
         self.circuit, self.ended, self.cut = type(self.circuit)(self.rules), "", None
 
@@ -178,12 +189,12 @@ class Timeline:
         changed = {group.uid for group in event.groups}
         for uid in later - changed:
             self.say("line", f"{uid} was trained after {fork} and is not live again")
-        for prompt in self._in(RUNNING, SAMPLED):
+        for prompt in self.prompts.of(RUNNING, SAMPLED):
             if prompt.uid not in changed:
                 self.say("line", f"{prompt.uid} stays {prompt.state}")
         for group in event.groups:
             self._reopen(group, fork, event.store_incarnation, untrained=group.uid in later)
-        for prompt in self._in(PENDING, FINISHED):
+        for prompt in self.prompts.of(PENDING, FINISHED):
             if prompt.uid not in changed and prompt.sessions:
                 if prompt.store != event.store_incarnation:
                     self.say("line", f"{prompt.uid} keeps rows of store {prompt.store}")
@@ -250,28 +261,30 @@ class Timeline:
             self.say("line", "a ledger was restored over one that has trained")
         if base.run_opened.n != self.rules.n or base.committed_step != self.resume[1]:
             self.say("line", f"a ledger of step {base.committed_step} was restored")
-        from judge_rules import Prompt
-
         names = {value: name for name, value in prompt_pb2.PromptState.items()}
-        self.prompts.clear()
+        self.prompts = Prompts()
         for stored in sorted(base.groups, key=lambda each: each.group.ordinal):
             seen = stored.group
             state = names[seen.state].removeprefix("PROMPT_STATE_").lower()
-            self.prompts[seen.uid] = Prompt(
-                seen.uid,
-                seen.ordinal,
-                # A rollback may have restamped it; only the base says so.
-                (self.rules.basis == "fed" and seen.base) or stored.fed_step,
-                state,
-                prompt_pb2.DropReason.Name(seen.drop_reason).removeprefix("DROP_REASON_").lower()
-                if state == DROPPED
-                else "",
-                payload=stored.payload,
-                attempt=seen.attempt,
-                sessions={record.session: record for record in seen.sessions},
-                store=stored.store_incarnation,
-                expiries=seen.expiry_count,
-                drafts={draft.session: list(tokens_of(draft)) for draft in stored.drafts},
+            self.prompts.add(
+                Prompt(
+                    seen.uid,
+                    seen.ordinal,
+                    # A rollback may have restamped it; only the base says so.
+                    (self.rules.basis == "fed" and seen.base) or stored.fed_step,
+                    state,
+                    prompt_pb2.DropReason.Name(seen.drop_reason)
+                    .removeprefix("DROP_REASON_")
+                    .lower()
+                    if state == DROPPED
+                    else "",
+                    payload=stored.payload,
+                    attempt=seen.attempt,
+                    sessions={record.session: record for record in seen.sessions},
+                    store=stored.store_incarnation,
+                    expiries=seen.expiry_count,
+                    drafts={draft.session: list(tokens_of(draft)) for draft in stored.drafts},
+                )
             )
             self.circuit.failures[seen.uid] = seen.failure_count
             if state == TRAINED:
@@ -280,7 +293,9 @@ class Timeline:
                 self.line_of_step[seen.step] = seen.lineage
         if len(self.prompts) != base.cursor:
             self.say("line", f"{len(self.prompts)} prompts restored, the cursor is {base.cursor}")
-        sessions = {prompt.uid: dict(prompt.sessions) for prompt in self._in(*WINDOW, SAMPLED)}
+        sessions = {
+            prompt.uid: dict(prompt.sessions) for prompt in self.prompts.of(*WINDOW, SAMPLED)
+        }
         self.saved[base.committed_step] = sessions
         self.ends = {line.parent: line.fork_step for line in base.lineages[1:]}
         self.lineage = base.lineages[-1].id
