@@ -333,6 +333,25 @@ async def test_a_server_that_hangs_is_left_and_its_sequences_are_handed_back(
         assert lost == ["lost"]
 
 
+async def test_what_a_server_was_asked_before_it_was_left_does_not_wait_for_it_for_good(
+    pair: list[VllmServer], tmp_path: Path
+) -> None:
+    gone, _ = pair
+    settings = {"silence_s": 2, "look_every_s": 1, "stream_interval": 3, "eject_after": 1}
+    async with running(pair, publish(tmp_path, 0), **settings) as engine:
+        for server in pair:
+            server.plan = Plan(hold_after=7)
+        futures = engine.generate([request(f"e0r{row}") for row in range(2)])
+        await eventually(lambda: engine.status().generated_token_count == 14)
+        gone.replies["/health"] = Reply(503)
+        pair[1].gate.set()
+        outcomes = await asyncio.wait_for(asyncio.gather(*futures, return_exceptions=True), 30)
+
+    [lost] = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+    assert isinstance(lost, EngineLostError)
+    assert "answered 503" in str(lost)
+
+
 async def test_a_server_that_is_paused_does_not_hang(server: VllmServer, tmp_path: Path) -> None:
     server.plan = Plan(hold_after=4)
     async with running(

@@ -248,6 +248,7 @@ class VllmServerEngine:
                     await server.read_figures()
                 continue
             await self._sleep(pause_s * (0.5 + 0.5 * self._jitter()))
+            server.end_silent(self._config.silence_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
             if self._target is not None and not server.lock.locked() and not server.is_in_use:
                 await self._admit(server)

@@ -254,6 +254,11 @@ class Server:
         except EngineError as error:
             log.debug("server_without_figures", server=self.name, why=str(error))
 
+    def end_silent(self, silence_s: float) -> None:
+        """Give up what it was asked while it was in use, if nothing comes of that any more."""
+        if self._limits and self._now() - self._heard_at > silence_s:
+            self._end_streams()
+
     def _bear_pause(self) -> None:
         """Let another worker bring it weights, unless that takes longer than it may."""
         now = self._now()
@@ -361,8 +366,12 @@ class Server:
     def _hang(self, why: str) -> None:
         """End what waits for a server that does nothing any more."""
         self.leave(why)
+        self._end_streams()
+
+    def _end_streams(self) -> None:
         for limit in self._limits:
-            limit.reschedule(asyncio.get_running_loop().time())
+            if not limit.expired():  # else it ends already
+                limit.reschedule(asyncio.get_running_loop().time())
 
 
 def _request_id(name: str) -> str:
