@@ -8,7 +8,9 @@ import pytest
 
 from headrace.cli.preflight import preflight
 from headrace.config.load import load_config
+from headrace.config.vllm import VllmEngine
 from headrace.errors import UsageError
+from headrace.rollout.engines.vllm_import import check_section
 
 CONFIG = """
 data:
@@ -89,4 +91,19 @@ def test_without_vllm_it_is_said_that_its_arguments_are_not_checked(
 
     assert checked.warnings == (
         "vLLM is not installed here: its own check of rollout.engine is left to the worker",
+    )
+
+
+def test_a_vllm_that_says_nothing_in_time_is_left_to_the_worker(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    section = load_config(file, ["rollout.engine.engine_args={max_num_seqs: 8}"]).rollout.engine
+    assert isinstance(section, VllmEngine)
+    monkeypatch.setattr("headrace.rollout.engines.vllm_import.find_spec", lambda _: object())
+
+    warning = check_section(section, within_s=0.001)  # no process has even begun by then
+
+    assert warning == (
+        "vLLM has said nothing of its arguments within 0.001 s: "
+        "its own check of rollout.engine is left to the worker"
     )

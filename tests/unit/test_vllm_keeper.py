@@ -9,6 +9,7 @@ import pytest
 
 from headrace.rollout.engines.base import EngineLostError
 from headrace.rollout.engines.vllm_keeper import Keeper
+from headrace.rpc.waits import Waits
 
 SILENCE_S = 60.0
 
@@ -28,8 +29,8 @@ class Life:
         self.is_closed = True
 
 
-def keeper_of(life: Any, lost: list[str] | None = None) -> Keeper:
-    keeper = Keeper("vllm", silence_s=SILENCE_S)
+def keeper_of(life: Any, lost: list[str] | None = None, waits: Waits | None = None) -> Keeper:
+    keeper = Keeper("vllm", silence_s=SILENCE_S, waits=waits or Waits(stall_after_s=60))
     if lost is not None:
         keeper.when_lost(lambda: lost.append("lost"))
     keeper.have(life)
@@ -92,16 +93,19 @@ async def test_a_vllm_that_is_given_up_is_no_loss_and_the_next_one_waits_for_its
     lost: list[str] = []
     first, second = Life(), Life()
     first.may_close.clear()
-    keeper = keeper_of(first, lost)
+    waits = Waits(stall_after_s=60)
+    keeper = keeper_of(first, lost, waits)
     ending = asyncio.create_task(keeper.end())
     await asyncio.sleep(0)
     waiting = asyncio.create_task(keeper.ended())
     await asyncio.sleep(0)
     assert keeper.life is None
     assert not waiting.done()
+    assert {(wait.name, wait.owner) for wait in waits.snapshot()} == {("vLLM to end", "vllm")}
     first.may_close.set()
     await asyncio.gather(ending, waiting)
     assert first.is_closed
+    assert waits.snapshot() == []
 
     keeper.have(second)  # type: ignore[arg-type]
     first.is_dead = True

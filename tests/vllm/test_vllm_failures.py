@@ -6,6 +6,7 @@ import asyncio
 import json
 import signal
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -166,6 +167,29 @@ async def test_a_start_that_is_given_up_leaves_nothing_behind(tmp_path: Path) ->
         assert loading.cancelled()
         await gone(processes)
         assert _cores() == []
+
+
+async def test_a_vllm_that_does_not_come_to_its_end_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from headrace.rollout.engines import vllm_life
+
+    monkeypatch.setattr(vllm_life, "_END_S", 0.5)
+    goes_on = threading.Event()
+    async with running() as engine:
+        await engine.load(probed.publish(tmp_path, make_model(NAME, 0), 0))
+        llm, processes = engine._life._llm, list(engine._life._processes)
+        shutdown = llm.shutdown
+        monkeypatch.setattr(llm, "shutdown", lambda _: goes_on.wait())
+
+        try:
+            async with asyncio.timeout(30):
+                await engine.close()
+            await gone(processes)
+        finally:
+            goes_on.set()
+            shutdown(0)
+            llm.engine_core.resources.ctx.destroy(linger=0)
 
 
 OWNER = """

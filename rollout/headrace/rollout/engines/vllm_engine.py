@@ -84,7 +84,7 @@ class VllmEngine:
         self._receives = receives
         self._silence_s = silence_s
         self._waits = waits
-        self._keeper = Keeper(self.kind, silence_s=silence_s)
+        self._keeper = Keeper(self.kind, silence_s=silence_s, waits=waits)
         self._weights = prompt_pb2.WeightsId()
         self._gate = Gate()
         self._agreed = asyncio.Event()

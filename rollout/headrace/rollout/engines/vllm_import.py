@@ -5,9 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 from importlib.util import find_spec
+from typing import Final
 
 from headrace.config.vllm import INSTALL, VllmEngine
 from headrace.errors import UsageError
+
+CHECK_S: Final = 300.0
+"""How long vLLM may take to be imported and look at its arguments, on a cold disk, too."""
+_LEFT: Final = "its own check of rollout.engine is left to the worker"
 
 
 def import_vllm() -> str:
@@ -36,11 +41,11 @@ def import_vllm() -> str:
     return f"vLLM {vllm.__version__} for {current_platform.device_name}"
 
 
-def check_section(section: VllmEngine) -> str | None:
+def check_section(section: VllmEngine, *, within_s: float = CHECK_S) -> str | None:
     """Have vLLM check what headrace does not know, in a process that is gone afterwards.
 
     Returns:
-        A warning, if vLLM is not installed here.
+        A warning, if vLLM is not installed here, or says nothing in time.
 
     Raises:
         UsageError: It cannot be imported, or the arguments are wrong.
@@ -49,14 +54,18 @@ def check_section(section: VllmEngine) -> str | None:
     if not (section.engine_args or section.quantization):
         return None
     if find_spec("vllm") is None:
-        return "vLLM is not installed here: its own check of rollout.engine is left to the worker"
-    checked = subprocess.run(
-        [sys.executable, "-m", "headrace.rollout.engines.vllm_args"],
-        input=section.model_dump_json(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+        return f"vLLM is not installed here: {_LEFT}"
+    try:
+        checked = subprocess.run(
+            [sys.executable, "-m", "headrace.rollout.engines.vllm_args"],
+            input=section.model_dump_json(),
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=within_s,
+        )
+    except subprocess.TimeoutExpired:  # its process was killed
+        return f"vLLM has said nothing of its arguments within {within_s:g} s: {_LEFT}"
     if checked.returncode:
         last = checked.stderr.strip().rpartition("\n")[2]
         raise UsageError(checked.stdout.strip() or f"vLLM cannot check its arguments: {last}")

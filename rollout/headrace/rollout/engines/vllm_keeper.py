@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from headrace.log import get_logger
 from headrace.rollout.engines.base import EngineLostError
+from headrace.rpc.waits import Waits
 
 if TYPE_CHECKING:
     from headrace.rollout.engines.vllm_life import Life
@@ -31,14 +32,16 @@ class Keeper:
     Args:
         kind: The engine's name.
         silence_s: A vLLM that gives no token for so long, though it should, is dead.
+        waits: Where it is named what is waited for.
 
     """
 
-    def __init__(self, kind: str, *, silence_s: float) -> None:
+    def __init__(self, kind: str, *, silence_s: float, waits: Waits) -> None:
         self.life: Life | None = None
         """What there is."""
         self._kind = kind
         self._silence_s = silence_s
+        self._waits = waits
         self._tell_lost: Callable[[], None] = lambda: None
         self._watch: asyncio.Task[None] | None = None
         self._inside: set[asyncio.Task[Any]] = set()
@@ -117,5 +120,8 @@ class Keeper:
 
     async def ended(self) -> None:
         """Wait until the life that was given up last has come to its end."""
-        if self._ending is not None:
+        if self._ending is None:
+            return
+        ends_when = "its processes have ended, or were killed"
+        with self._waits.waiting("vLLM to end", owner=self._kind, ends_when=ends_when):
             await asyncio.shield(self._ending)

@@ -31,7 +31,9 @@ from headrace.rollout.engines.receiver import Invitation
 from headrace.rollout.engines.vllm_weights import OWNER_VARIABLE
 
 _SHUTDOWN_S: Final = 2.0
-"""For what vLLM does at its end; nothing of it is needed."""
+"""For what vLLM's processes do at their end; nothing of it is needed."""
+_END_S: Final = 30.0
+"""For all of vLLM's own end. What it has not ended by then is killed."""
 _CORE_NAME: Final = "EngineCore"
 """How the names of vLLM's processes begin, as multiprocessing has them."""
 
@@ -88,12 +90,7 @@ class Life:
         try:
             llm = await asyncio.shield(starting)
         except asyncio.CancelledError:
-            # The thread comes to its end, with an error, when what it has started is gone.
-            while not starting.done():
-                await asyncio.to_thread(_kill, _cores())
-                await asyncio.wait([starting], timeout=0.2)
-            with contextlib.suppress(Exception):
-                starting.result().shutdown()
+            await cls._abandon(starting)
             raise
         except Exception:
             await asyncio.to_thread(_kill, _cores())
@@ -105,6 +102,17 @@ class Life:
             await life.close()
             raise
         return life
+
+    @classmethod
+    async def _abandon(cls, starting: asyncio.Task[AsyncLLM]) -> None:
+        """End a start. Its thread comes to its end, with an error, when its processes are gone."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_END_S):
+                while not starting.done():
+                    await asyncio.to_thread(_kill, _cores())
+                    await asyncio.wait([starting], timeout=0.2)
+        if starting.done() and starting.exception() is None:
+            await cls(starting.result(), _with_descendants(_cores())).close()
 
     @property
     def kv_token_count(self) -> int:
@@ -247,7 +255,8 @@ class Life:
     async def close(self) -> None:
         """End its processes, for sure."""
         with contextlib.suppress(Exception):  # what is left is killed below
-            await asyncio.to_thread(self._llm.shutdown, _SHUTDOWN_S)
+            async with asyncio.timeout(_END_S):
+                await asyncio.to_thread(self._llm.shutdown, _SHUTDOWN_S)
             await asyncio.sleep(0)  # it has the loop close its sockets
             self._llm.engine_core.resources.ctx.destroy(linger=0)
         await asyncio.to_thread(_kill, self._processes)
