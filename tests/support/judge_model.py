@@ -67,6 +67,8 @@ class Model(Drafts, Timeline):
         self.found: list[str] = []
         self.prompts = Prompts()
         self.position = 0
+        self.steps = rules.steps
+        """As the feed was opened last."""
         self.epoch = 0
         self.lineage = ""
         self.counts: list[Counter[str]] = [Counter()]
@@ -137,7 +139,7 @@ class Model(Drafts, Timeline):
         """Design 2.4, from scratch."""
         sampled, trained = self.prompts.count(SAMPLED), self.prompts.count(TRAINED)
         to_sample = self.rules.batch - sampled if self.opened else 0
-        to_train = self.rules.steps * self.rules.batch - trained - sampled
+        to_train = self.steps * self.rules.batch - trained - sampled
         return max(0, min(self.rules.window + to_sample, to_train))
 
     def _check_window(self) -> None:
@@ -172,8 +174,10 @@ class Model(Drafts, Timeline):
         self.lineage = event.lineage
 
     def _feed_opened(self, event: journal_pb2.FeedOpened) -> None:
-        if (event.row_count, event.total_steps) != (self.rules.rows, self.rules.steps):
+        told = (self.rules.steps, self.rules.first_steps)
+        if event.row_count != self.rules.rows or event.total_steps not in told:
             self.say("step", f"{event.row_count} rows and {event.total_steps} steps")
+        self.steps = event.total_steps
 
     def _prompts_registered(self, event: journal_pb2.PromptsRegistered) -> None:
         if event.first_ordinal != len(self.prompts):

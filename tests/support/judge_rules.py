@@ -26,6 +26,8 @@ class Rules:
     """W."""
     rows: int
     steps: int
+    first_steps: int | None = None
+    """What `steps` was before it was changed; None if it was not."""
     uid: Callable[[int], str]
     """The prompt that stands at an ordinal."""
     text: Callable[[str], str] | None = None

@@ -161,6 +161,10 @@ def feeding_goes_on_while_the_circuit_is_open(case: Case) -> None:
     case.records.insert(case.index("prompts_registered", 1), record(circuit_opened=event))
 
 
+def the_feed_opens_for_another_number_of_steps(case: Case) -> None:
+    case.events("feed_opened")[0].total_steps += 1
+
+
 def the_run_never_ends(case: Case) -> None:
     del case.records[case.index("run_ended")]
 
@@ -258,6 +262,7 @@ FORGERIES: tuple[tuple[str, Callable[[Case], None]], ...] = (
     ("transition", a_prompt_with_failures_left_is_dropped_as_failed),
     ("end", work_goes_on_after_the_end),
     ("window", feeding_goes_on_while_the_circuit_is_open),
+    ("step", the_feed_opens_for_another_number_of_steps),
     ("lost", the_run_never_ends),
     ("balance", an_audit_finds_something),
     ("durable", an_audit_saw_what_was_lost_later),
