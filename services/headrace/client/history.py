@@ -74,12 +74,14 @@ def _field(key: str, value: Any) -> str:
     return f"{key} {_words(value)}"
 
 
-def _sessions(completed: list[Any]) -> str:
-    """`sessions 0, 3 (attempt 1, rewards 0.5, 1)`."""
-    records = [session.get("record", {}) for session in completed]
+def _sessions(sessions: list[Any]) -> str:
+    """`sessions 0, 3 (attempt 1, rewards 0.5, 1)`; by number only where that is all there is."""
+    if not all(isinstance(session, dict) for session in sessions):
+        return f"sessions {_words(sessions)}"
+    records = [session.get("record", session) for session in sessions]
     numbers = ", ".join(str(record.get("session", 0)) for record in records)
     rewards = ", ".join(f"{float(record.get('reward', 0)):g}" for record in records)
-    attempts = {session.get("lease", {}).get("attempt", 0) for session in completed}
+    attempts = {session.get("lease", session).get("attempt", 0) for session in sessions}
     attempt = ", ".join(str(attempt) for attempt in sorted(attempts))
     return f"sessions {numbers} (attempt {attempt}, rewards {rewards})"
 
@@ -87,7 +89,7 @@ def _sessions(completed: list[Any]) -> str:
 def _words(value: Any) -> str:
     if isinstance(value, dict):
         shown = {key: inner for key, inner in value.items() if key not in {"uid", "payload"}}
-        return " ".join(f"{key} {_words(inner)}" for key, inner in shown.items())
+        return " ".join(filter(None, (_field(key, inner) for key, inner in shown.items())))
     if isinstance(value, list):
         return ", ".join(_words(item) for item in value)
     return str(value)
