@@ -12,6 +12,7 @@ from uuid import uuid4
 import fsspec
 import pytest
 from checkpoint_files import directory_at, write_checkpoint
+from object_store import object_store
 
 from headrace.checkpoint.directory import CheckpointDirectory
 from headrace.checkpoint.storage import (
@@ -26,9 +27,12 @@ from headrace.errors import UsageError
 from headrace.v1.resume_pb2 import CheckpointPart, PartFile
 
 
-@pytest.fixture(params=["file", "directory", "memory"])
+@pytest.fixture(params=["file", "directory", "memory", "s3"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    if request.param == "memory":
+    if request.param == "s3":
+        with object_store() as bucket:
+            yield f"{bucket}/run"
+    elif request.param == "memory":
         name = f"memory://{uuid4().hex}"
         yield name
         storage = fsspec.filesystem("memory")
@@ -274,3 +278,18 @@ def test_a_pointer_that_is_no_file_points_to_nothing_and_is_named(
 
     assert directory.latest() is None
     assert "latest_checkpointed_iteration.txt is no file" in directory.pointer_problem()
+
+
+def test_a_storage_that_nobody_answers_for_is_refused_with_what_the_driver_says(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with object_store() as bucket:
+        Storage(f"{bucket}/run").check_answers()
+        monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+        monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+        fsspec.get_filesystem_class("s3").clear_instance_cache()
+
+        with pytest.raises(UsageError, match=r"s3://.*/run cannot be read: .*127\.0\.0\.1:9"):
+            Storage(f"{bucket}/run").check_answers()
+
+    Storage(str(tmp_path / "not" / "there")).check_answers()

@@ -76,6 +76,21 @@ class Storage:
         if not there.is_dir():
             raise UsageError(f"checkpoint.storage: {there} is no directory; give another one")
 
+    def check_answers(self) -> None:
+        """Find out early that nobody answers there, or not to us.
+
+        Raises:
+            UsageError: it cannot be read.
+
+        """
+        try:
+            self._files.names(self._root)
+        except OSError as error:
+            raise UsageError(
+                f"checkpoint.storage: {self.url} cannot be read: {error}; see that the place is "
+                "there, and that its driver finds credentials (docs/checkpoints.md)"
+            ) from error
+
     def join(self, *names: str) -> str:
         """Give the URL of something below."""
         return "/".join((self.url, *names))

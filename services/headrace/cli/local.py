@@ -12,6 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from headrace.checkpoint.directory import storage_of
 from headrace.cli.diary import LAUNCHER, Diary
 from headrace.cli.display import Display
 from headrace.cli.ending import BROKEN, DONE, INTERRUPTED, NO_CHECKPOINT, USAGE, Ending
@@ -41,6 +42,8 @@ def run_here(path: Path, overrides: Sequence[str], *, plain: bool) -> int:
     """
     checked = preflight(path, overrides)
     check_installed(checked.config)
+    if checked.config.checkpoint.storage is not None:
+        storage_of(checked.config).check_answers()
     console = Console(highlight=False, soft_wrap=True)
     for warning in checked.warnings:
         console.print(Text(f"warning: {warning}", style="yellow"))
