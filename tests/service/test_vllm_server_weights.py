@@ -381,7 +381,7 @@ async def test_a_server_that_another_worker_brings_weights_is_neither_lost_nor_t
 async def test_a_server_that_a_dead_worker_has_left_paused_is_set_going_again(
     loaded: bool, server: VllmServer, tmp_path: Path
 ) -> None:
-    settings = {"look_every_s": 1, "silence_s": 0.05, "drain_s": 0.2, "update_timeout_s": 0.5}
+    settings = {"look_every_s": 1, "silence_s": 0.05, "drain_s": 0.2, "update_timeout_s": 3}
     lost = asyncio.Event()
     async with running([server], publish(tmp_path, 0), **settings) as engine:
         engine.when_lost(lost.set)
