@@ -117,6 +117,11 @@ class Cluster:
         del self.members[name]
         return code
 
+    def lose(self, name: str) -> None:
+        """SIGKILL, for good."""
+        self.kill(name)
+        del self.members[name]
+
     def log(self, name: str) -> Path:
         return self.directory / f"{name}.log"
 
@@ -197,7 +202,7 @@ class Cluster:
         Redis outlives them all, for they are to end in order.
         """
         faults: list[str] = []
-        for names in ((*self.workers, "feeder", "store"), ("replay",)):
+        for names in ([name for name in self.members if name != "replay"], ["replay"]):
             for ended in await asyncio.gather(*(self._end(name) for name in names)):
                 faults += ended
         faults += await self._orphans()

@@ -51,6 +51,12 @@ def sequences(model: Any) -> list[list[int]]:
     return draw_sequences(model, load_tokenizer(settings()), max_length=POSITIONS)
 
 
+def save(model: Any, directory: Path) -> None:
+    """Write a model and its probe."""
+    save_model(model, directory)
+    (directory / PROBE_NAME).write_bytes(make_probe(model, sequences(model)).to_bytes())
+
+
 def publish(
     root: Path,
     model: Any,
@@ -61,13 +67,12 @@ def publish(
 ) -> prompt_pb2.PublishedWeights:
     """As a trainer does; `spoil` changes the files before they get their checksums."""
 
-    def save(directory: Path) -> None:
-        save_model(model, directory)
-        (directory / PROBE_NAME).write_bytes(make_probe(model, sequences(model)).to_bytes())
+    def write_files(directory: Path) -> None:
+        save(model, directory)
         spoil(directory)
 
     directory, checksum = write(
-        root, run_id="test", lineage=lineage, version=version, write_files=save
+        root, run_id="test", lineage=lineage, version=version, write_files=write_files
     )
     return prompt_pb2.PublishedWeights(
         id=prompt_pb2.WeightsId(lineage=lineage, version=version),

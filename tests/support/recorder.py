@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,11 +32,19 @@ OUTAGE_S = 60.0
 class Recorder(Watcher):
     """A trainer that learns nothing.
 
-    `step` is the one it works on; `steps_done` wakes who waits for progress.
+    `step` is the one it works on; `steps_done` wakes who waits for progress. `save` writes the
+    files of a version.
     """
 
     def __init__(
-        self, replay: str, store: str, weights: Path, *, run_id: str, part_count: int = 1
+        self,
+        replay: str,
+        store: str,
+        weights: Path,
+        *,
+        run_id: str,
+        part_count: int = 1,
+        save: Callable[[Path, int], None],
     ) -> None:
         super().__init__(grpc.aio.insecure_channel(replay, RECONNECT), outage_s=OUTAGE_S)
         self.step = 1
@@ -47,6 +55,7 @@ class Recorder(Watcher):
         self._weights = weights
         self._run_id = run_id
         self._part_count = part_count
+        self._save = save
         self._progress = asyncio.Condition()
         self._store_channel = grpc.aio.insecure_channel(store, RECONNECT)
         self.store: TrajectoryStoreServiceAsyncStub = store_pb2_grpc.TrajectoryStoreServiceStub(
@@ -71,14 +80,15 @@ class Recorder(Watcher):
         await self.publish(0)
 
     async def publish(self, version: int) -> None:
-        """Write weights, which are one small file, and announce them."""
-
-        def save(directory: Path) -> None:
-            (directory / "model.safetensors").write_text(f"weights {version}")
-
+        """Write weights, and announce them."""
         place = {"run_id": self._run_id, "lineage": self.lineage}
         directory, checksum = await asyncio.to_thread(
-            lambda: write(self._weights, **place, version=version, write_files=save)
+            lambda: write(
+                self._weights,
+                **place,
+                version=version,
+                write_files=lambda directory: self._save(directory, version),
+            )
         )
         weights = prompt_pb2.PublishedWeights(
             id=prompt_pb2.WeightsId(lineage=self.lineage, version=version),

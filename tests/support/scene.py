@@ -157,6 +157,11 @@ class Scene:
         return judge(self.journal(), self.recorder.history, audit, self.rules, self.witness)
 
 
+def save_no_model(directory: Path, version: int) -> None:
+    """Write one small file, for engines that need no model."""
+    (directory / "model.safetensors").write_text(f"weights {version}")
+
+
 @asynccontextmanager
 async def scene(
     directory: Path,
@@ -166,10 +171,11 @@ async def scene(
     workers: int = 2,
     part_count: int = 1,
     may_drop: Sequence[str] = (),
+    save: Callable[[Path, int], None] = save_no_model,
 ) -> AsyncIterator[Scene]:
     """Start everything, with the recorder registered, auditing and watching all the while.
 
-    In the end everything must be there again, stop in order, and leave nothing.
+    `save` writes the weights of a version. In the end everything must be there again, stop in order, and leave nothing.
     """
     redis = None
     if journal == "redis":
@@ -185,6 +191,7 @@ async def scene(
         cluster.run / "weights",
         run_id=RUN_ID,
         part_count=part_count,
+        save=save,
     )
     try:
         cluster.start(*cluster.members)

@@ -46,9 +46,9 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-def make_model(name: str, seed: int, *, endless: bool = False) -> Any:
+def make_model(name: str, seed: int, *, endless: bool = False, **others: Any) -> Any:
     """Make a model; an `endless` one never stops by itself (a GPT-2 with an untied head)."""
-    model = probed.trained(probed.settings(seed, **MODELS[name]))
+    model = probed.trained(probed.settings(seed, **MODELS[name], **others))
     if endless:
         with torch.no_grad():
             # All that comes out of the last norm points this way, and the stop token's row away.
