@@ -19,7 +19,10 @@ from headrace.rollout.engines.base import EngineError, EngineLostError
 
 _Result = TypeVar("_Result")
 
-CONNECT_S: Final = 5.0
+CONNECT_S: Final = 30.0
+"""How long a connection may take to be opened. It counts the time in which this process does not
+get to it, and hundreds are opened at once: a shorter limit blames servers for a busy machine. One
+that is gone is found by a look, and each call but a stream has a limit of its own."""
 KEEP_S: Final = 2.0
 """How long a connection that nobody uses is kept; vLLM closes it after 5 s by itself."""
 LONGEST_QUOTE: Final = 300
