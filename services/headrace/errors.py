@@ -155,6 +155,13 @@ class TrainerFencedError(WireError):
     reason = "TRAINER_FENCED"
 
 
+class StoreFencedError(WireError):
+    """Another life of the store is known than the one that this one follows."""
+
+    code = StatusCode.FAILED_PRECONDITION
+    reason = "STORE_FENCED"
+
+
 class StepOutOfOrderError(WireError):
     """The step is not the one that comes next."""
 

@@ -123,7 +123,7 @@ async def test_what_may_not_be_cut_or_is_lost_is_refused_by_name(
         assert "a-file" in str(error)
         await replay.sample(trainer, 2)
         assert isinstance(await refused(replay.begin_cut(trainer, 1, "next")), StepOutOfOrderError)
-        store = pb.RegisterStoreRequest(store_incarnation="s2", capacity_bytes=10**9)
+        store = pb.RegisterStoreRequest(store_incarnation="s2", follows="s1", capacity_bytes=10**9)
         await replay.stub.RegisterStore(store)
         assert isinstance(await refused(replay.write_cut(uri)), SnapshotLostError)
         assert not (await replay.status()).HasField("snapshot")

@@ -18,6 +18,7 @@ from headrace.errors import (
     InvalidFieldError,
     ResumeLostError,
     StepNotCompleteError,
+    StoreFencedError,
     TrainerFencedError,
     WeightsUnknownError,
     WireError,
@@ -200,6 +201,28 @@ async def test_what_cannot_be_gone_back_to_is_said(opened: OpenJournal, tmp_path
         wrong = replay.advance(OPEN)
         assert isinstance(await refused(wrong), InvalidFieldError)
         assert replay.buffer.ledger.lineage == "l0"
+
+
+async def test_no_time_line_is_opened_on_a_life_of_the_store_that_is_over(
+    opened: OpenJournal,
+) -> None:
+    async with replay_server(opened(), RULES) as replay:
+        await begun(replay, step=0)
+        await replay.to_ledger()
+        store = pb.RegisterStoreRequest(store_incarnation="s3", follows="s1", capacity_bytes=10**9)
+        await replay.stub.RegisterStore(store)
+        before = replay.buffer.ledger.position
+
+        for late, follows in (("s1", ""), ("s1", "s1"), ("s2", "s1")):
+            error = await refused(replay.roll_back(store=late, follows=follows, start_over=True))
+            assert isinstance(error, StoreFencedError)
+        assert replay.buffer.ledger.position == before, "it was not emptied either"
+
+        assert (await replay.roll_back(store="s3", follows="s1")).state.lineage
+        after = replay.buffer.ledger.position
+        assert (await replay.roll_back(store="s1", follows="s1")).state.lineage
+        assert replay.buffer.ledger.position == after, "a repeat changes nothing, however late"
+        assert replay.buffer.ledger.store_incarnation == "s3"
 
 
 async def test_a_run_that_is_not_at_its_end_is_not_ended(opened: OpenJournal) -> None:

@@ -16,6 +16,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from headrace.config.config import Config
+from headrace.errors import StoreFencedError
 from headrace.rpc import announce
 from headrace.rpc.channel import open_channel
 from headrace.rpc.server import bind, create_server
@@ -58,11 +59,23 @@ class Replay(replay_pb2_grpc.ReplayBufferServiceServicer):
 
     def __init__(self) -> None:
         self.registered: list[replay_pb2.RegisterStoreRequest] = []
+        self.known = ""
+        self.late = ""
+        """A life whose word comes after this one has asked which is known."""
+
+    async def GetReplayStatus(
+        self, request: replay_pb2.GetReplayStatusRequest, context: object
+    ) -> replay_pb2.GetReplayStatusResponse:
+        known, self.known, self.late = self.known, self.late or self.known, ""
+        return replay_pb2.GetReplayStatusResponse(store_incarnation=known)
 
     async def RegisterStore(
         self, request: replay_pb2.RegisterStoreRequest, context: object
     ) -> replay_pb2.RegisterStoreResponse:
         self.registered.append(request)
+        if self.known not in (request.store_incarnation, request.follows):
+            raise StoreFencedError(f"the store is in life {self.known}")
+        self.known = request.store_incarnation
         return replay_pb2.RegisterStoreResponse()
 
     async def FindDeadTrajectories(
@@ -173,9 +186,21 @@ async def test_a_killed_store_without_a_log_comes_back_empty_as_another_incarnat
     assert (lost, missing) == ({}, keys)
     assert first != second
     assert [request.store_incarnation for request in place.replay.registered] == [first, second]
+    assert [request.follows for request in place.replay.registered] == ["", first]
     assert {request.capacity_bytes for request in place.replay.registered} == {2**24}
     assert status.store_incarnation == second
     assert status.row_count == 4
+
+
+async def test_a_store_that_is_refused_follows_whoever_was_heard_meanwhile(place: Place) -> None:
+    place.replay.known, place.replay.late = "older", "dead"
+    async with place.started() as process, place.connected(process) as stub:
+        incarnation = await put_trajectories(stub, [trajectory(0)], waits=place.waits)
+
+    told = [(word.store_incarnation, word.follows) for word in place.replay.registered]
+    assert told == [(incarnation, "older"), (incarnation, "dead")]
+    assert "store_registration_refused" in place.log.read_text()
+    assert "the store is in life dead" in place.log.read_text()
 
 
 async def test_a_store_that_is_asked_to_stop_ends_with_code_0(place: Place) -> None:

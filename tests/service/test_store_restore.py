@@ -14,6 +14,7 @@ from store_bench import Bench, open_bench, trajectory, value_of
 from headrace import failpoints
 from headrace.errors import CannotResumeError, StoreFullError, WireError
 from headrace.rpc.status import error_from
+from headrace.store import identity
 from headrace.store.log import StoreLog
 from headrace.store.nodes import Nodes
 from headrace.store.queue import PARTITION
@@ -186,6 +187,27 @@ async def test_a_row_that_was_lost_before_the_save_is_left_out_and_the_rest_is_t
         await put_trajectories(bench.stub, [put[1], put[4]])
         found, _ = await get_trajectories(bench.stub, keys_of(put))
         assert len(found) == len(put)
+
+
+async def test_of_a_life_that_was_followed_nothing_is_written_down_any_more(
+    tmp_path: Path,
+) -> None:
+    """Its registration, which takes its time, would have put its rows back in the log's place."""
+    log = StoreLog.open(tmp_path / "log", run_id="r", new_incarnation="life1", fsync=False)
+    assert list(log.recover()) == []
+    async with open_bench(tmp_path / "scratch", log=log) as bench:
+        await put_trajectories(bench.stub, made(3))
+        part = await save(bench, str(tmp_path / "global_step_1"))
+        await hold(bench)
+        await restore(bench, part)
+        followed = bench.store.life
+        latest = await restore(bench, part, "r2")
+
+        await bench.store.write_down_hold(followed, "", 0.0)
+
+        there = identity.read(tmp_path / "log", run_id="r")
+        assert there is not None
+        assert (there.store_incarnation, there.hold_id) == (latest, "h1")
 
 
 async def test_puts_and_deletions_around_a_restore_belong_to_the_life_that_they_were_made_in(

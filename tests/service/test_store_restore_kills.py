@@ -39,6 +39,11 @@ class Replay(replay_pb2_grpc.ReplayBufferServiceServicer):
         self.is_cruel = False
         self.changed = asyncio.Event()
 
+    async def GetReplayStatus(
+        self, request: replay_pb2.GetReplayStatusRequest, context: object
+    ) -> replay_pb2.GetReplayStatusResponse:
+        return replay_pb2.GetReplayStatusResponse()
+
     async def RegisterStore(
         self, request: replay_pb2.RegisterStoreRequest, context: object
     ) -> replay_pb2.RegisterStoreResponse:

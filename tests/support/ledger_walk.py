@@ -17,7 +17,7 @@ from ledger_drafts import piece, report, token
 from ledger_resumes import replayed
 from ledger_world import World, settings
 
-from headrace.errors import StepOutOfOrderError, WireError
+from headrace.errors import StepOutOfOrderError, StoreFencedError, WireError
 from headrace.replay import leasing, resuming, rows, sampling
 from headrace.replay.audit import audit
 from headrace.replay.base import from_base, to_base
@@ -81,6 +81,10 @@ class Walk:
         self.checkpoints: dict[int, journal_pb2.LedgerBase] = {}
         self.trainers: list[int] = []
         """Incarnations that were succeeded."""
+        self.lives = 1
+        """Of the store, heard or not."""
+        self.words: list[tuple[str, str]] = []
+        """What stores have said, heard or not: who each is, and whom it follows."""
         self.returned: list[tuple[str, int, str, int]] = []
         """Groups that were given back: time line, step, uid, attempt."""
         self.starts_over = False
@@ -310,7 +314,7 @@ class Walk:
         step = self.world.state.step
         store, base = self.world.ledger.store_incarnation, restore
         if self.random.random() < 0.2:
-            store, base = f"{store}+", self.checkpoints.get(step)
+            store, base = self.next_store(), self.checkpoints.get(step)
         self.world.roll_back(store=store, cut=base, salvage=self.rules.salvage)
         self.checkpoints = {k: v for k, v in self.checkpoints.items() if k <= step}
         self.found += [f"audit: {fault}" for fault in audit(self.world.ledger, self.settings)]
@@ -320,8 +324,27 @@ class Walk:
     def new_store(self) -> None:
         if self.random.random() < 0.6:
             return
-        store = f"{self.world.ledger.store_incarnation}+"
-        rows.register_store(self.world.ledger, incarnation=store, capacity_bytes=10**9)
+        if self.words and self.whims.random() < 0.5:
+            self.hear(*self.whims.choice(self.words))
+        word = (self.next_store(), self.world.ledger.store_incarnation)
+        self.words.append(word)
+        if self.whims.random() < 0.8:  # else it dies before it is heard
+            self.hear(*word)
+            if self.world.ledger.store_incarnation != word[0]:
+                self.found.append(f"I8: the store that lives, {word[0]}, is not heard")
+
+    def next_store(self) -> str:
+        self.lives += 1
+        return f"s{self.lives}"
+
+    def hear(self, life: str, follows: str) -> None:
+        """Let what a store has said arrive, for the first time or once more."""
+        ledger = self.world.ledger
+        before = ledger.store_incarnation
+        with suppress(StoreFencedError):
+            rows.register_store(ledger, incarnation=life, follows=follows, capacity_bytes=10**9)
+        if int(ledger.store_incarnation[1:]) < int(before[1:]):
+            self.found.append(f"I8: the store's life {life} is over, and is heard after {before}")
 
     def restart(self) -> None:
         before = self.snapshot()
@@ -350,7 +373,7 @@ class Walk:
             publishes=False,
         )
         self.world.keep_settled, self.world.resumes = before.keep_settled, before.resumes
-        self.trainers, self.starts_over = [], False
+        self.trainers, self.words, self.starts_over = [], [], False
         self.world.feed()
         self.world.begin_resume(step)
         for phase in (resume_pb2.RESUME_PHASE_STORE, resume_pb2.RESUME_PHASE_LEDGER):

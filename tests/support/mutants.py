@@ -25,6 +25,7 @@ from headrace.replay import (
     leasing,
     ledger,
     resuming,
+    rows,
     sampling,
     staleness,
     timeline_events,
@@ -255,6 +256,10 @@ def a_warm_up_never_comes_to_its_end(patch: pytest.MonkeyPatch) -> None:
 
 def an_old_trainer_is_heard(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(sampling, "check_trainer", lambda *_: None)
+
+
+def a_life_of_the_store_that_is_over_is_heard(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(rows, "check_life", lambda *_, **__: None)
 
 
 def a_late_return_is_heard(patch: pytest.MonkeyPatch) -> None:

@@ -107,10 +107,26 @@ class ReplayResumes:
         )
 
     async def roll_back(
-        self, *, store: str = "s1", salvage: bool = True, name: str = "resume", **more: Any
+        self,
+        *,
+        store: str = "s1",
+        follows: str | None = None,
+        salvage: bool = True,
+        name: str = "resume",
+        **more: Any,
     ) -> pb.RollBackResponse:
+        """Roll back; the store follows the life that is known now, unless another is named."""
+        if follows is None:
+            known = await self.stub.GetReplayStatus(pb.GetReplayStatusRequest())
+            follows = known.store_incarnation
         return await self.stub.RollBack(
-            pb.RollBackRequest(resume_id=name, store_incarnation=store, salvage=salvage, **more)
+            pb.RollBackRequest(
+                resume_id=name,
+                store_incarnation=store,
+                store_follows=follows,
+                salvage=salvage,
+                **more,
+            )
         )
 
     async def to_ledger(self, name: str = "resume") -> None:

@@ -99,7 +99,12 @@ class Play:
         )
         if what == "store":
             self.store += 1
-            rows.register_store(ledger, incarnation=f"s{self.store}", capacity_bytes=10**9)
+            rows.register_store(
+                ledger,
+                incarnation=f"s{self.store}",
+                follows=ledger.store_incarnation,
+                capacity_bytes=10**9,
+            )
         elif what == "trainer":
             self.world.new_trainer()
         elif what == "return" and ledger.open_step and ledger.groups.counts[SAMPLED]:

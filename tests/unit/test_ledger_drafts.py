@@ -313,7 +313,7 @@ def test_a_checkpoint_that_has_the_session_ends_what_was_begun_anew_of_it() -> N
     world.complete([ref], sessions=[0])
     base = world.save()
     world.expire([ref])
-    rows.register_store(world.ledger, incarnation="s2", capacity_bytes=10**9)
+    rows.register_store(world.ledger, incarnation="s2", follows="s1", capacity_bytes=10**9)
     [again] = [each for each in world.lease() if each.uid == ref.uid]
     report(world, again, piece(world, ref.uid, 0, 0, (1, 3)), piece(world, ref.uid, 1, 0, (1, 2)))
 
@@ -328,7 +328,7 @@ def test_a_checkpoint_that_has_the_session_ends_what_was_begun_anew_of_it() -> N
 def test_drafts_outlive_the_store_that_lost_its_rows() -> None:
     world, ref = spread()
     world.complete([ref], sessions=[1])
-    rows.register_store(world.ledger, incarnation="s2", capacity_bytes=10**9)
+    rows.register_store(world.ledger, incarnation="s2", follows="s1", capacity_bytes=10**9)
 
     assert world.ledger.groups[ref.uid].state == PENDING
     assert kept(world, ref.uid) == {0: [(1, 0, 3), (2, 3, 7)]}

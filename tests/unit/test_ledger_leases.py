@@ -9,6 +9,7 @@ from headrace.errors import (
     InvalidFieldError,
     PromptInUseError,
     PromptUnknownError,
+    StoreFencedError,
     WeightsUnknownError,
 )
 from headrace.replay import dropping, leasing, rows
@@ -128,13 +129,44 @@ def test_a_new_life_of_the_store_sends_its_groups_back_to_be_generated() -> None
     world.complete([finished])
     world.complete([half], sessions=[0])
 
-    lost = rows.register_store(world.ledger, incarnation="s2", capacity_bytes=10**9)
+    lost = rows.register_store(world.ledger, incarnation="s2", follows="s1", capacity_bytes=10**9)
     assert lost == 2
     states = [world.ledger.groups[ref.uid].state for ref in (finished, half, fresh)]
     assert states == [PENDING, PENDING, RUNNING]
     assert world.complete([fresh], store="s1") == [leasing.STORE_CHANGED] * 2
     assert world.complete([fresh], store="s2") == [DONE, DONE]
-    assert rows.register_store(world.ledger, incarnation="s2", capacity_bytes=10**9) == 0
+    lost = rows.register_store(world.ledger, incarnation="s2", follows="s1", capacity_bytes=10**9)
+    assert lost == 0
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+def test_a_life_of_the_store_that_is_over_changes_nothing_any_more(compacted: bool) -> None:
+    world = World(settings())
+    world.feed()
+    rows.register_store(world.ledger, incarnation="s3", follows="s1", capacity_bytes=10**9)
+    world.complete(world.lease(2), store="s3")
+    world.restart(compacted=compacted)
+    before = world.ledger.position
+
+    for late, follows in (("s1", ""), ("s2", "s1")):  # The second died before it was heard.
+        with pytest.raises(StoreFencedError, match=f"in life s3: {late}"):
+            rows.register_store(
+                world.ledger, incarnation=late, follows=follows, capacity_bytes=10**9
+            )
+
+    assert (world.ledger.position, world.ledger.store_incarnation) == (before, "s3")
+    assert len(world.ledger.groups.finished) == 2
+
+
+def test_a_store_follows_one_whose_word_came_after_its_death() -> None:
+    world = World(settings())
+    rows.register_store(world.ledger, incarnation="dead", follows="s1", capacity_bytes=10**9)
+    with pytest.raises(StoreFencedError, match="in life dead: s3, which follows s1"):
+        rows.register_store(world.ledger, incarnation="s3", follows="s1", capacity_bytes=10**9)
+
+    rows.register_store(world.ledger, incarnation="s3", follows="dead", capacity_bytes=10**9)
+
+    assert world.ledger.store_incarnation == "s3"
 
 
 def test_dead_rows_are_those_that_nobody_can_ask_for_again() -> None:

@@ -198,7 +198,10 @@ class LedgerMachine(Deaths):
             return
         self.stores += 1
         rows.register_store(
-            self.ledger, incarnation=f"s{self.stores}", capacity_bytes=self.ledger.store_capacity
+            self.ledger,
+            incarnation=f"s{self.stores}",
+            follows=self.ledger.store_incarnation,
+            capacity_bytes=self.ledger.store_capacity,
         )
         assert not self.ledger.groups.finished
 

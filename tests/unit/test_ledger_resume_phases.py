@@ -185,7 +185,7 @@ def test_a_store_of_another_life_without_a_checkpoint_has_nothing() -> None:
 def test_a_store_that_dies_in_the_middle_of_a_resume_costs_its_rows_only() -> None:
     world = filled(8)
     world.open_line(1)
-    rows.register_store(world.ledger, incarnation="s2", capacity_bytes=10**9)
+    rows.register_store(world.ledger, incarnation="s2", follows="s1", capacity_bytes=10**9)
     assert world.states() == {"pending": 8}
     world.warm_up()
     world.train(2)

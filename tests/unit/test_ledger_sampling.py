@@ -162,7 +162,7 @@ def test_sampled_groups_whose_rows_were_lost_meanwhile_are_generated_again() -> 
     world.feed()
     world.generate()
     before = uids(world.sample())
-    rows.register_store(world.ledger, incarnation="s2", capacity_bytes=10**9)
+    rows.register_store(world.ledger, incarnation="s2", follows="s1", capacity_bytes=10**9)
     assert all(world.ledger.groups[uid].state == SAMPLED for uid in before)
     sampling.register_trainer(world.ledger, "t2")
     assert all(world.ledger.groups[uid].state == PENDING for uid in before)

@@ -77,7 +77,7 @@ def test_a_snapshot_gives_way_to_the_next_one() -> None:
 
 
 def new_store(world: World) -> None:
-    rows.register_store(world.ledger, incarnation="s2", capacity_bytes=10**9)
+    rows.register_store(world.ledger, incarnation="s2", follows="s1", capacity_bytes=10**9)
 
 
 def new_resume(world: World) -> None:
@@ -200,7 +200,7 @@ def test_whatever_comes_between_gives_a_snapshot_up(by: str) -> None:
     world.train(1)
     world.begin_cut("a")
     if by == "store":
-        rows.register_store(world.ledger, incarnation="s2", capacity_bytes=10**9)
+        rows.register_store(world.ledger, incarnation="s2", follows="s1", capacity_bytes=10**9)
     elif by == "resume":
         world.begin_resume(0)
     else:

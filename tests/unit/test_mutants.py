@@ -61,6 +61,7 @@ WALKED: tuple[tuple[str, Patch], ...] = (
     ("I7", mutants.weights_too_old_are_leased_with),
     ("I7", mutants.bases_are_not_restamped),
     ("I8", mutants.rows_of_a_lost_store_are_believed_in),
+    ("I8", mutants.a_life_of_the_store_that_is_over_is_heard),
     ("I9", mutants.a_failed_snapshot_covers),
     ("I9", mutants.a_step_is_cut_while_it_is_open),
     ("I9", mutants.a_run_is_cut_while_it_is_resumed),

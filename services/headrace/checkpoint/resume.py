@@ -12,6 +12,7 @@
 Which phase has begun is in the ledger's journal, and every step may be repeated: a coordinator that
 is started again goes on with the phase it finds. If the store dies between STORE and LEDGER, the
 resume is begun once more, with another time line: the one before has promised rows that are gone.
+So it is if the ledger has heard of another life of the store meanwhile, and refuses this one.
 `Resume` drives one resume; which one there is, is
 `headrace.checkpoint.resumes`' business.
 """
@@ -41,7 +42,7 @@ from headrace.checkpoint.resumed_rows import ResumedRows
 from headrace.checkpoint.snapshots import Snapshots
 from headrace.config.config import Config
 from headrace.config.wish import name_resume, wish_of
-from headrace.errors import ResumeLostError, TrainerFencedError
+from headrace.errors import ResumeLostError, StoreFencedError, TrainerFencedError
 from headrace.failpoints import reach
 from headrace.log import get_logger
 from headrace.v1 import checkpoint_pb2 as pb
@@ -245,13 +246,18 @@ class Resume:
             restore=plan.action == RESTORE,
             start_over=plan.action == START_OVER,
             store_incarnation=self._rows.store_incarnation,
+            store_follows=self._rows.follows,
             salvage=plan.salvage,
         )
         if plan.manifest is not None and (plan.action == RESTORE or plan.store == RELOAD):
             request.cut.CopyFrom(plan.manifest.part("ledger"))
-        answer = await self._peers.work_of_replay(
-            self._peers.replay.RollBack, request, "the ledger to be rolled back"
-        )
+        try:
+            answer = await self._peers.work_of_replay(
+                self._peers.replay.RollBack, request, "the ledger to be rolled back"
+            )
+        except StoreFencedError as error:
+            log.warning("store_changed_in_resume", detail=str(error))
+            return False
         reach("resume.ledger_done")
         self._come_to(answer.state)
         status = await self._peers.status()
@@ -261,8 +267,7 @@ class Resume:
         store = await self._peers.store_status()
         lives = {status.store_incarnation, store.store_incarnation, self._rows.store_incarnation}
         if len(lives) > 1:
-            # What the ledger was told is in the store is not; and of a store that told the ledger
-            # of itself just before, it would never hear again.
+            # What the ledger was told is in the store is not.
             log.warning("store_died_in_resume", step=answer.state.step)
             return False
         self._snapshots.saved_step = status.saved_step

@@ -25,11 +25,13 @@ class ResumedRows:
 
     Attributes:
         store_incarnation: The store's life; to be set to the one that the plan was made for.
+        follows: The life that the ledger knew before the store was asked for its own.
 
     """
 
     def __init__(self, peers: Peers, *, hold_s: float) -> None:
         self.store_incarnation = ""
+        self.follows = ""
         self._peers = peers
         self._hold_s = hold_s
         self._filled = ""
@@ -37,6 +39,7 @@ class ResumedRows:
 
     async def restore(self, resume_id: str, plan: Plan) -> None:
         """Load rows from the checkpoint, if that is the plan and not done in this store's life."""
+        self.follows = (await self._peers.status()).store_incarnation
         self.store_incarnation = (await self._peers.store_status()).store_incarnation
         if plan.store != RELOAD or self._filled == self.store_incarnation:
             return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from headrace.errors import InvalidFieldError
+from headrace.errors import InvalidFieldError, StoreFencedError
 from headrace.replay.group import LIVE, RUNNING
 from headrace.replay.ledger import Ledger
 from headrace.trajectory.key import TrajectoryKey, spell
@@ -12,7 +12,27 @@ from headrace.v1 import journal_pb2 as journal
 from headrace.v1 import prompt_pb2
 
 
-def register_store(ledger: Ledger, *, incarnation: str, capacity_bytes: int) -> int:
+def check_life(ledger: Ledger, incarnation: str, *, follows: str) -> None:
+    """Make sure that a life of the store is not over, as far as the ledger can know.
+
+    A life says which one it follows: the one that the ledger knew when it had begun already. So
+    lives become known in the order in which they began, and a word that comes late, from one that
+    was followed or from one that died unheard, follows what the ledger has left.
+
+    Raises:
+        StoreFencedError: the ledger knows another life than these two.
+
+    """
+    if ledger.store_incarnation not in (incarnation, follows):
+        raise StoreFencedError(
+            f"the store is in life {ledger.store_incarnation}: {incarnation}, which follows "
+            f"{follows or 'none'}, comes late"
+        )
+
+
+def register_store(
+    ledger: Ledger, *, incarnation: str, follows: str = "", capacity_bytes: int
+) -> int:
     """Note which life of the store is running; the same again changes nothing.
 
     Returns:
@@ -20,10 +40,12 @@ def register_store(ledger: Ledger, *, incarnation: str, capacity_bytes: int) -> 
 
     Raises:
         InvalidFieldError: no incarnation, or no capacity.
+        StoreFencedError: the ledger knows neither it nor the life that it follows, but another.
 
     """
     if not incarnation or capacity_bytes < 1:
         raise InvalidFieldError("store_incarnation", "and a capacity are required")
+    check_life(ledger, incarnation, follows=follows)
     if (incarnation, capacity_bytes) == (ledger.store_incarnation, ledger.store_capacity):
         return 0
     before = ledger.regenerated["store_lost"]

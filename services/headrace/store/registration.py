@@ -1,18 +1,22 @@
-"""Tells the replay buffer which life the store is in.
+"""Tells the replay buffer which life the store is in, and which one that follows.
 
 At the start, and after rows were restored: then only when the hold on deletions is over, because
 the ledger would take a life that it does not know yet for the loss of all rows.
+
+    which life is known? ──► this one, which follows that ──► refused: another became known meanwhile
+              ▲                                                         │
+              └─────────────────────────────────────────────────────────┘
 """
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
-from headrace.errors import WireError
+from headrace.errors import StoreFencedError, WireError
 from headrace.log import get_logger
 from headrace.rpc.calls import Stopped, persist
 from headrace.rpc.process import Process
+from headrace.store.life import Life
 from headrace.store.store import TrajectoryStore
 from headrace.v1 import replay_pb2, replay_pb2_grpc
 
@@ -62,7 +66,7 @@ class Registration:
         return True
 
     async def register(self) -> None:
-        """Register the life that there is now.
+        """Register the life that there is now, unless another begins meanwhile.
 
         Raises:
             Stopped: the process is to stop.
@@ -70,19 +74,16 @@ class Registration:
 
         """
         life = self._store.life
-        answer = await persist(
-            self._replay.RegisterStore,
-            replay_pb2.RegisterStoreRequest(
-                store_incarnation=life.incarnation,
-                capacity_bytes=self._store.capacity_bytes,
-                address=self._address,
-            ),
-            waits=self._process.waits,
-            name="the store's registration",
-            owner="replay",
-            stopping=self._process.stopping,
-        )
-        lost = answer.lost_group_count
+        while True:
+            known = await self._known()
+            if self._store.life is not life:
+                return  # What is known may be the newer one, and is not to be followed by this.
+            try:
+                lost = await self._tell(life, follows=known)
+            except StoreFencedError as error:
+                _log.warning("store_registration_refused", detail=str(error))
+            else:
+                break
         _log.info("store_registered", store_incarnation=life.incarnation, lost_group_count=lost)
         if life.log is None:
             return
@@ -93,9 +94,36 @@ class Registration:
                 lost_group_count=lost,
                 detail="the log of the store before is not here; its groups are generated again",
             )
-        if life.log.identity.hold_id:
-            known = replace(life.log.identity, hold_id="", held_until_unix_s=0.0)
-            await asyncio.to_thread(life.log.identify, known)
+        await self._store.write_down_hold(life, "", 0.0)
+
+    async def _known(self) -> str:
+        """Ask which life the ledger knows; empty if none."""
+        status = await persist(
+            self._replay.GetReplayStatus,
+            replay_pb2.GetReplayStatusRequest(),
+            waits=self._process.waits,
+            name="which store is known",
+            owner="replay",
+            stopping=self._process.stopping,
+        )
+        return status.store_incarnation
+
+    async def _tell(self, life: Life, *, follows: str) -> int:
+        """Register a life; count the groups that lost rows by it."""
+        answer = await persist(
+            self._replay.RegisterStore,
+            replay_pb2.RegisterStoreRequest(
+                store_incarnation=life.incarnation,
+                follows=follows,
+                capacity_bytes=self._store.capacity_bytes,
+                address=self._address,
+            ),
+            waits=self._process.waits,
+            name="the store's registration",
+            owner="replay",
+            stopping=self._process.stopping,
+        )
+        return answer.lost_group_count
 
     async def follow(self, begun: asyncio.Event) -> None:
         """Register each new life once its hold is over, until the process is to stop.

@@ -160,7 +160,7 @@ class TrajectoryStore:
 
         """
         self.hold.begin(hold_id, hold_s)
-        await self._write_down_hold(hold_id, unix_time_s + hold_s)
+        await self.write_down_hold(self.life, hold_id, unix_time_s + hold_s)
 
     async def release_deletions(self, hold_id: str) -> int:
         """End a hold, if it is on. Returns how many rows were deleted only now.
@@ -171,9 +171,21 @@ class TrajectoryStore:
         """
         if self.hold.hold_id != hold_id:
             return 0
-        await self._write_down_hold("", 0.0)
+        await self.write_down_hold(self.life, "", 0.0)
         self.hold.end(hold_id)
         return await self._delete_noted()
+
+    async def write_down_hold(self, life: Life, hold_id: str, until_unix_s: float) -> None:
+        """Let a hold, or that there is none, outlive this process where restored rows depend on it.
+
+        Of a life whose place another has taken, nothing is written: the log is the other's.
+
+        Raises:
+            NotReadyError: the disk refused.
+
+        """
+        if _depends_on_a_hold(life):
+            await self._uninterrupted(self._write_down_hold(life, hold_id, until_unix_s))
 
     async def keep_hold(self) -> None:
         """Delete what was noted under holds that are over, again and again."""
@@ -284,15 +296,20 @@ class TrajectoryStore:
             self.hold.forget(noted)
         return count
 
-    async def _write_down_hold(self, hold_id: str, until_unix_s: float) -> None:
-        """Let the hold outlive this process where restored rows depend on it."""
-        log = self.life.log
-        if log is not None and log.identity.hold_id:
-            noted = replace(log.identity, hold_id=hold_id, held_until_unix_s=until_unix_s)
-            await asyncio.to_thread(log.identify, noted)
+    async def _write_down_hold(self, life: Life, hold_id: str, until_unix_s: float) -> None:
+        async with self._write_lock:  # Nor does another life begin meanwhile.
+            if life is self.life and _depends_on_a_hold(life):
+                assert life.log is not None
+                noted = replace(life.log.identity, hold_id=hold_id, held_until_unix_s=until_unix_s)
+                await asyncio.to_thread(life.log.identify, noted)
 
     async def _uninterrupted(self, write: Coroutine[Any, Any, _T]) -> _T:
         task = asyncio.create_task(write)
         self._writes.add(task)
         task.add_done_callback(self._writes.discard)
         return await lasting(task)
+
+
+def _depends_on_a_hold(life: Life) -> bool:
+    """Whether its rows were restored, and the ledger does not know them yet."""
+    return life.log is not None and bool(life.log.identity.hold_id)

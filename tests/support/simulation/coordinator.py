@@ -34,6 +34,7 @@ from headrace.errors import (
     SnapshotFailedError,
     SnapshotLostError,
     StepOutOfOrderError,
+    StoreFencedError,
     StoreFullError,
     TrainerFencedError,
     WireError,
@@ -96,6 +97,7 @@ class Resume:
     error: WireError | None = None
     is_over: bool = False
     store_incarnation: str = ""
+    store_follows: str = ""
     rows_restored: bool = False
     thread: Thread | None = None
 
@@ -512,6 +514,7 @@ class Coordinator(Party):
 
     def _rows(self, resume: Resume) -> Work:
         """Load rows from the checkpoint, if that is the plan and not done in this store's life."""
+        resume.store_follows = (yield from self._status()).store_incarnation
         incarnation, _ = yield from self.ask("store", "status", None)
         if incarnation != resume.store_incarnation:
             resume.store_incarnation, resume.rows_restored = incarnation, False
@@ -537,11 +540,16 @@ class Coordinator(Party):
             resume_id=resume.state.resume_id,
             restore=resume.action == RESTORE,
             store_incarnation=resume.store_incarnation,
+            store_follows=resume.store_follows,
             salvage=self.world.scenario.salvage,
         )
         if resume.manifest and (resume.action == RESTORE or resume.store == RELOAD):
             request.cut.CopyFrom(resume.manifest.part("ledger"))
-        answer = yield from self.ask("replay", "RollBack", request)
+        try:
+            answer = yield from self.ask("replay", "RollBack", request)
+        except StoreFencedError:
+            self.world.judge.counts["rollbacks_refused"] += 1
+            return False
         resume.state = answer.state
         status = yield from self._status()
         if status.resume.resume_id != resume.state.resume_id:

@@ -23,6 +23,7 @@ from headrace.replay import (
     groups,
     leasing,
     resuming,
+    rows,
     sampling,
     timeline_events,
 )
@@ -159,6 +160,10 @@ def _former_rows_completed() -> list[Patch]:
         return right(ledger, settings, store_incarnation=ledger.store_incarnation, **more)
 
     return [(leasing, "complete_sessions", wrong)]
+
+
+def _former_stores_heard() -> list[Patch]:
+    return [(rows, "check_life", lambda *_, **__: None)]
 
 
 def _covered_too_early() -> list[Patch]:
@@ -305,6 +310,7 @@ MUTANTS = (
     Mutant("rows that the store lacks are not forgotten", "I8", _lost_rows_not_believed),
     Mutant("a new store is taken for the old one", "I8", _store_change_not_believed),
     Mutant("rows of a former store are recorded", "I8", _former_rows_completed),
+    Mutant("lives of the store that are over are heard", "I11", _former_stores_heard),
     Mutant("what was trained is let go of too early", "I3", _covered_too_early),
     Mutant("compaction forgets what a rollback needs", "I3", _uncovered_forgotten),
     Mutant("the store deletes while it is saved", "I9", _deletions_not_held),

@@ -11,6 +11,7 @@ from headrace.errors import (
     KeyExistsError,
     NotReadyError,
     SnapshotFailedError,
+    StoreFencedError,
 )
 from headrace.v1 import replay_pb2 as pb
 from simulation.engine import PAUSE, TICK_S, Party, Work
@@ -89,10 +90,22 @@ class Store(Party):
         while self._is_held and self.disk.is_restored:
             yield ("sleep", 30)
         self.disk.is_restored = False
-        request = pb.RegisterStoreRequest(
-            store_incarnation=self.disk.incarnation, capacity_bytes=CAPACITY_BYTES
-        )
-        yield from self.ask("replay", "RegisterStore", request)
+        incarnation = self.disk.incarnation
+        while True:
+            status = yield from self.ask("replay", "GetReplayStatus", pb.GetReplayStatusRequest())
+            if incarnation != self.disk.incarnation:
+                return  # the one that has begun registers itself
+            request = pb.RegisterStoreRequest(
+                store_incarnation=incarnation,
+                follows=status.store_incarnation,
+                capacity_bytes=CAPACITY_BYTES,
+            )
+            try:
+                yield from self.ask("replay", "RegisterStore", request)
+            except StoreFencedError:
+                self.world.judge.counts["stores_refused"] += 1
+            else:
+                return
 
     def _sweep(self) -> Work:
         """Remove what nobody refers to; under a hold nothing."""

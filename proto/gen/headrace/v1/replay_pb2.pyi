@@ -1482,6 +1482,7 @@ class RollBackRequest(_message.Message):
     STORE_INCARNATION_FIELD_NUMBER: _builtins.int
     SALVAGE_FIELD_NUMBER: _builtins.int
     START_OVER_FIELD_NUMBER: _builtins.int
+    STORE_FOLLOWS_FIELD_NUMBER: _builtins.int
     resume_id: _builtins.str
     """The resume. Required."""
     restore: _builtins.bool
@@ -1498,6 +1499,10 @@ class RollBackRequest(_message.Message):
     """Whether the run begins again: the ledger is emptied, the cursor is 0. For a
     resume of step 0.
     """
+    store_follows: _builtins.str
+    """The life that it follows, if it is another: the one that GetReplayStatus named
+    before the store was asked for its own. Empty if it named none.
+    """
     @_builtins.property
     def cut(self) -> _resume_pb2.CheckpointPart:
         """The checkpoint's directory and its file `ledger.pb`; unset if neither ledger
@@ -1513,10 +1518,11 @@ class RollBackRequest(_message.Message):
         store_incarnation: _builtins.str = ...,
         salvage: _builtins.bool = ...,
         start_over: _builtins.bool = ...,
+        store_follows: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["cut", b"cut"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cut", b"cut", "restore", b"restore", "resume_id", b"resume_id", "salvage", b"salvage", "start_over", b"start_over", "store_incarnation", b"store_incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cut", b"cut", "restore", b"restore", "resume_id", b"resume_id", "salvage", b"salvage", "start_over", b"start_over", "store_follows", b"store_follows", "store_incarnation", b"store_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1713,22 +1719,28 @@ class RegisterStoreRequest(_message.Message):
     STORE_INCARNATION_FIELD_NUMBER: _builtins.int
     CAPACITY_BYTES_FIELD_NUMBER: _builtins.int
     ADDRESS_FIELD_NUMBER: _builtins.int
+    FOLLOWS_FIELD_NUMBER: _builtins.int
     store_incarnation: _builtins.str
     """Chosen by the store at its start, unique. Required."""
     capacity_bytes: _builtins.int
     """The most bytes it will hold. Required."""
     address: _builtins.str
     """Where the store listens, `host:port`, for GetReplayStatus."""
+    follows: _builtins.str
+    """The life that this one follows: the one that GetReplayStatus named when the
+    store was in this one already. Empty if it named none.
+    """
     def __init__(
         self,
         *,
         store_incarnation: _builtins.str = ...,
         capacity_bytes: _builtins.int = ...,
         address: _builtins.str = ...,
+        follows: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "capacity_bytes", b"capacity_bytes", "store_incarnation", b"store_incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "capacity_bytes", b"capacity_bytes", "follows", b"follows", "store_incarnation", b"store_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -240,6 +240,8 @@ class ReplayBufferServiceStub:
     - FAILED_PRECONDITION, reason RESUME_LOST: another resume has begun.
     - FAILED_PRECONDITION, reason CANNOT_RESUME: prompts that were trained after
       the step are forgotten, or the cut cannot be read.
+    - FAILED_PRECONDITION, reason STORE_FENCED: the store has said meanwhile that
+      it is in another life. Nothing was changed: ask both of them again.
 
     Who may call it: the coordinator.
     """
@@ -277,6 +279,11 @@ class ReplayBufferServiceStub:
     """Tells the ledger which life of the store is running, and how much it can
     hold. Rows recorded under another incarnation are gone: their sessions are
     forgotten and their groups generated again. Safe to repeat.
+
+    Errors:
+    - FAILED_PRECONDITION, reason STORE_FENCED: the ledger knows neither this life
+      nor the one that it follows, but another: the call comes late. Nothing was
+      changed. A store that lives asks again which life is known, and follows it.
 
     Who may call it: the store.
     """
@@ -617,6 +624,8 @@ class ReplayBufferServiceAsyncStub(ReplayBufferServiceStub):
     - FAILED_PRECONDITION, reason RESUME_LOST: another resume has begun.
     - FAILED_PRECONDITION, reason CANNOT_RESUME: prompts that were trained after
       the step are forgotten, or the cut cannot be read.
+    - FAILED_PRECONDITION, reason STORE_FENCED: the store has said meanwhile that
+      it is in another life. Nothing was changed: ask both of them again.
 
     Who may call it: the coordinator.
     """
@@ -654,6 +663,11 @@ class ReplayBufferServiceAsyncStub(ReplayBufferServiceStub):
     """Tells the ledger which life of the store is running, and how much it can
     hold. Rows recorded under another incarnation are gone: their sessions are
     forgotten and their groups generated again. Safe to repeat.
+
+    Errors:
+    - FAILED_PRECONDITION, reason STORE_FENCED: the ledger knows neither this life
+      nor the one that it follows, but another: the call comes late. Nothing was
+      changed. A store that lives asks again which life is known, and follows it.
 
     Who may call it: the store.
     """
@@ -1111,6 +1125,8 @@ class ReplayBufferServiceServicer(metaclass=_abc_1.ABCMeta):
         - FAILED_PRECONDITION, reason RESUME_LOST: another resume has begun.
         - FAILED_PRECONDITION, reason CANNOT_RESUME: prompts that were trained after
           the step are forgotten, or the cut cannot be read.
+        - FAILED_PRECONDITION, reason STORE_FENCED: the store has said meanwhile that
+          it is in another life. Nothing was changed: ask both of them again.
 
         Who may call it: the coordinator.
         """
@@ -1172,6 +1188,11 @@ class ReplayBufferServiceServicer(metaclass=_abc_1.ABCMeta):
         """Tells the ledger which life of the store is running, and how much it can
         hold. Rows recorded under another incarnation are gone: their sessions are
         forgotten and their groups generated again. Safe to repeat.
+
+        Errors:
+        - FAILED_PRECONDITION, reason STORE_FENCED: the ledger knows neither this life
+          nor the one that it follows, but another: the call comes late. Nothing was
+          changed. A store that lives asks again which life is known, and follows it.
 
         Who may call it: the store.
         """

@@ -16,7 +16,7 @@ from headrace.replay.cut_file import read_cut, sessions_of, write_cut
 from headrace.replay.journal.base import Journal
 from headrace.replay.load import load_until
 from headrace.replay.progress import phase_name
-from headrace.replay.rows import keys_page
+from headrace.replay.rows import check_life, keys_page
 from headrace.replay.service.base import Calls, Context, checked_wait
 from headrace.replay.service.store import MAX_KEYS_PER_CALL
 from headrace.rpc.lasting import lasting
@@ -123,6 +123,8 @@ class CoordinatorCalls(Calls):
 
         def turn() -> pb.RollBackResponse:
             resume = resuming.current(self._ledger, request.resume_id)
+            if not resume.lineage:
+                check_life(self._ledger, request.store_incarnation, follows=request.store_follows)
             reopens = bool(self._ledger.ended_by) and not resume.lineage
             if reopens:
                 cursor = 0 if request.start_over else self._ledger.cursor

@@ -20,6 +20,7 @@ class StoreCalls(Calls):
             lost = rows.register_store(
                 self._ledger,
                 incarnation=request.store_incarnation,
+                follows=request.follows,
                 capacity_bytes=request.capacity_bytes,
             )
             self._buffer.store_held_bytes = 0
