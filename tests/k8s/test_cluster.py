@@ -1,45 +1,60 @@
 """docs/kubernetes.md on a real cluster, word for word; meanwhile everything dies once and moves.
 
+A watcher outside keeps what it is told all the while; in the end the judge compares that with the
+journal in Redis, and with what the weights have seen.
+
 Needs a cluster that `kubectl` reaches, whose only node is this machine and takes images from its
 Docker engine; `make test-k8s` runs it. HEADRACE_K8S_OVERLAY names the overlay for it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import random
-import re
 import shutil
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
+import yaml
+from guide import Guide
+from history import Entry
+from judge import judge_watched
+from judge_journal import read_redis_journal
+from kubectl import address, kubectl, node, pods, secret
 from manifests import ROOT
+from scene import eventually, rules_of
+from watcher import RECONNECT, Watcher
+
+from headrace.v1 import replay_pb2
 
 pytestmark = [pytest.mark.k8s, pytest.mark.timeout(3600)]
 
 OVERLAY = os.environ.get("HEADRACE_K8S_OVERLAY", "legacy-1.20")
+CONFIGURATION = "k8s/overlays/cpu-demo/run.yaml"
 VOLUMES = Path("/var/lib/headrace")
 OWNERS = {"redis": 10002, "store": 10001, "checkpoints": 10001}
 """Of the directories that legacy-1.20 has as volumes."""
-STEPS = int(os.environ.get("HEADRACE_K8S_STEPS", "600"))
-"""More than go by while everything is killed and moved; a slow machine needs fewer."""
+STEPS = 5000
+"""More than go by while everything is killed and moved."""
+LAST_STEPS = 200
+"""So many are left when all of that has been tried; their number is changed for it."""
+ROWS = 200_000
+"""Enough for all of them."""
 SEED = 7
 ONCE = ["redis-0", "replay-0", "feeder-0", "store-0", "checkpoint-0"]
 LOOK = ["--replay", "localhost:7000", "--token-file", "/certs/token", "--ca", "/certs/ca.crt"]
-
-
-def kubectl(*words: str, check: bool = True) -> str:
-    done = subprocess.run(
-        ["kubectl", "-n", "headrace", *words], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0 or not check, f"kubectl {' '.join(words)}: {done.stderr}"
-    return done.stdout.strip()
+OUTAGE_S = 600.0
+"""How long the replay buffer may not answer: a drain moves it, Redis and what they need."""
+AUDIT_EVERY_S = 2.0
 
 
 def status() -> dict[str, Any]:
@@ -65,8 +80,8 @@ def wait_for(what: str, holds: Callable[[dict[str, Any]], bool]) -> dict[str, An
 def wait_for_steps(more: int) -> None:
     """Wait until training has gone on by so many steps."""
     goal = step() + more
-    wait_for(f"step {goal}", lambda now: int(now["committed_step"]) >= goal)
-    assert not status()["ended"], "the run is over before everything was tried: give it more steps"
+    now = wait_for(f"step {goal}", lambda now: int(now["committed_step"]) >= goal)
+    assert not now["ended"], "the run is over before everything was tried: give it more steps"
 
 
 def step() -> int:
@@ -78,51 +93,6 @@ def resumes(now: dict[str, Any]) -> int:
     return len(now.get("lineages", ())) - 1
 
 
-def pods(component: str) -> list[str]:
-    """Name the pods of a component that are not done."""
-    found = json.loads(kubectl("get", "pods", "-l", f"app.kubernetes.io/component={component}",
-                               "-o", "json"))  # fmt: skip
-    return [
-        each["metadata"]["name"]
-        for each in found["items"]
-        if each["status"]["phase"] in {"Pending", "Running"}
-        and "deletionTimestamp" not in each["metadata"]
-    ]
-
-
-class Guide:
-    """The commands of docs/kubernetes.md, in a copy of the checkout with a longer run."""
-
-    def __init__(self, checkout: Path) -> None:
-        self.checkout = checkout
-        self._commands: list[str] = re.findall(
-            r"```bash\n(.*?)```", (checkout / "docs" / "kubernetes.md").read_text(), re.DOTALL
-        )
-
-    def until(self, word: str) -> None:
-        """Run the commands up to, and with, the next that has this word."""
-        while True:
-            command = self._commands.pop(0)
-            self._run(command.replace("overlays/cpu-demo", f"overlays/{OVERLAY}"))
-            if word in command:
-                return
-
-    @property
-    def is_read(self) -> bool:
-        """Whether nothing is left."""
-        return not self._commands
-
-    def _run(self, command: str) -> None:
-        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        done = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", command],
-            cwd=self.checkout, env={**os.environ, "PATH": path},
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
-        )  # fmt: skip
-        print(f"$ {command}\n{done.stdout}", flush=True)
-        assert done.returncode == 0, f"{command}\n{done.stdout}\n{kubectl('get', 'pods')}"
-
-
 def copy_checkout(there: Path) -> None:
     names = subprocess.check_output(["git", "ls-files"], cwd=ROOT, text=True).splitlines()
     wheels = [str(path.relative_to(ROOT)) for path in (ROOT / "docker/wheels").glob("*.whl")]
@@ -130,29 +100,30 @@ def copy_checkout(there: Path) -> None:
         if (ROOT / name).is_file():
             (there / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, there / name)
-    config = there / "k8s/overlays/cpu-demo/run.yaml"
+    change(there, "total_training_steps: 250", f"total_training_steps: {STEPS}\n  save_freq: 10")
+    change(there, "size: 20000", f"size: {ROWS}")
+
+
+def configuration(checkout: Path) -> dict[str, Any]:
+    """Give the run's configuration as it is now."""
+    found: dict[str, Any] = yaml.safe_load((checkout / CONFIGURATION).read_text())
+    return found
+
+
+def change(checkout: Path, before: str, after: str) -> None:
+    """Edit the run's configuration."""
+    config = checkout / CONFIGURATION
     text = config.read_text()
-    longer = text.replace(
-        "total_training_steps: 250", f"total_training_steps: {STEPS}\n  save_freq: 10"
-    )
-    assert longer != text
-    config.write_text(longer)
+    assert text.count(before) == 1, before
+    config.write_text(text.replace(before, after))
 
 
 def forget() -> None:
     """Remove everything of an earlier test."""
     subprocess.run(["kubectl", "delete", "namespace", "headrace", "--ignore-not-found"], check=True)
     if OVERLAY == "legacy-1.20":
-        subprocess.run(
-            [
-                "kubectl",
-                "delete",
-                "pv",
-                "--ignore-not-found",
-                *(f"headrace-{name}" for name in OWNERS),
-            ],
-            check=True,
-        )
+        volumes = [f"headrace-{name}" for name in OWNERS]
+        subprocess.run(["kubectl", "delete", "pv", "--ignore-not-found", *volumes], check=True)
         shutil.rmtree(VOLUMES, ignore_errors=True)
 
 
@@ -164,9 +135,38 @@ def guide(tmp_path: Path) -> Iterator[Guide]:
             (VOLUMES / name).mkdir(parents=True)
             os.chown(VOLUMES / name, owner, owner)
     copy_checkout(tmp_path)
-    yield Guide(tmp_path)
+    yield Guide(tmp_path, OVERLAY)
     print(kubectl("get", "pods", "-o", "wide", check=False))
     forget()
+
+
+@asynccontextmanager
+async def watching() -> AsyncIterator[Watcher]:
+    """Audit, and watch every event, all the while."""
+    tls = grpc.ssl_channel_credentials(secret("headrace-tls", "ca.crt"))
+    token = grpc.access_token_call_credentials(secret("headrace-token", "token").decode().strip())
+    options = [
+        *RECONNECT,
+        ("grpc.ssl_target_name_override", "replay"),
+        ("grpc.keepalive_time_ms", 30_000),  # a node may take a pod away without a word
+        ("grpc.http2.max_pings_without_data", 0),
+    ]
+    channel = grpc.aio.secure_channel(
+        address("replay"), grpc.composite_channel_credentials(tls, token), options
+    )
+    watcher = Watcher(channel, outage_s=OUTAGE_S)
+    looking = [
+        asyncio.create_task(watcher.keep_auditing(AUDIT_EVERY_S)),
+        asyncio.create_task(watcher.keep_watching()),
+    ]
+    try:
+        yield watcher
+    finally:
+        for task in looking:
+            task.cancel()
+        for ended in await asyncio.gather(*looking, return_exceptions=True):
+            assert isinstance(ended, asyncio.CancelledError), ended
+        await watcher.close()
 
 
 def restart(chance: random.Random) -> None:
@@ -182,64 +182,123 @@ def restart(chance: random.Random) -> None:
     wait_for_steps(3)
 
 
-def roll() -> None:
-    """Roll everything while it works; then workers that never become ready hold up nobody."""
-    for kind in ("statefulset", "deployment"):
-        kubectl("rollout", "restart", kind)
+def roll(guide: Guide) -> None:
+    """Roll everything while it works, for a change of the configuration: an end that is near."""
+    kubectl("rollout", "restart", "statefulset/redis")
+    before = wait_for("an answer", bool)
+    last = int(before["committed_step"]) + LAST_STEPS
+    change(guide.checkout, f"total_training_steps: {STEPS}", f"total_training_steps: {last}")
+    old = {pod for component in ("trainer", "rollout") for pod in pods(component)}
+    guide.follow("Change and upgrade")
     for workload in ["statefulset/" + pod.removesuffix("-0") for pod in ONCE]:
         kubectl("rollout", "status", workload, "--timeout=10m")
     kubectl("rollout", "status", "deployment/rollout", "--timeout=10m")
-    wait_for_steps(3)
+    wait_for("a resume", lambda now: resumes(now) > resumes(before))
+    assert old.isdisjoint({*pods("trainer"), *pods("rollout")})
+
+
+def roll_what_is_wrong() -> None:
+    """Roll workers out that never become ready: they hold up nobody."""
     wrong = {"op": "add", "path": "/spec/template/spec/containers/0/args/-", "value": "rollout.n=0"}
-    for change in (
+    for bad in (
         ["set", "image", "deployment/rollout", "headrace=headrace-rollout:none"],
         ["patch", "deployment", "rollout", "--type=json", "-p", json.dumps([wrong])],
     ):
         serving = pods("rollout")
-        kubectl(*change)
+        kubectl(*bad)
         wait_for_steps(5)
         assert set(serving) < set(pods("rollout"))
         kubectl("rollout", "undo", "deployment/rollout")
         kubectl("rollout", "status", "deployment/rollout", "--timeout=10m")
 
 
-def drain() -> None:
+def drain_workers() -> None:
+    """Drain four workers: the budget lets one of them go, the others work until it is replaced."""
+    drain_node("app.kubernetes.io/component=rollout", "--timeout=30s", check=False)
+    ready = kubectl("get", "deployment", "rollout", "-o", "jsonpath={.status.readyReplicas}")
+    assert ready == "3"
+    wait_for_steps(3)
+    kubectl("uncordon", node())
+    kubectl("rollout", "status", "deployment/rollout", "--timeout=10m")
+
+
+def drain(guide: Guide) -> None:
     """Drain the node, with all that is on it, and let it be used again."""
-    [node] = kubectl("get", "nodes", "-o", "name").splitlines()
     before = wait_for("an answer", bool)
-    kubectl("drain", node, "--delete-emptydir-data", "--timeout=5m", "--pod-selector",
-            "app.kubernetes.io/part-of=headrace")  # fmt: skip
-    kubectl("uncordon", node)
+    drain_node("app.kubernetes.io/part-of=headrace", "--timeout=5m")
+    guide.mentioned("uncordon", node())
     wait_for("a resume", lambda now: resumes(now) > resumes(before))
     wait_for_steps(3)
 
 
-def test_a_run_of_the_docs_survives_its_pods_and_ends(guide: Guide) -> None:
+def drain_node(selector: str, *options: str, check: bool = True) -> None:
+    kubectl("drain", node(), "--delete-emptydir-data", "--pod-selector", selector, *options,
+            check=check)  # fmt: skip
+
+
+def disturb(guide: Guide) -> None:
+    """Follow the guide to the run's end, with everything that may happen on the way."""
+    kubectl("scale", "deployment/rollout", "--replicas=1")
     guide.until("--replicas=4")
     assert len(pods("rollout")) == 4
+    drain_workers()
     guide.until("--replicas=1")
     wait_for("three workers to have gone", lambda _: len(pods("rollout")) == 1)
     wait_for_steps(3)
     restart(random.Random(SEED))
-    roll()
-    drain()
+    roll_what_is_wrong()
+    drain(guide)
     before = wait_for("an answer", bool)
     guide.until("delete job trainer")
     now = wait_for("a resume", lambda now: resumes(now) > resumes(before))
     assert int(now["resume"]["step"]) >= int(before["committed_step"]), "its step was not saved"
     wait_for_steps(3)
+    for command in ("describe pod", "logs"):
+        guide.mentioned(command, pods("rollout")[0])
+    roll(guide)
     guide.until("port-forward")
-    check_end(status())
-    guide.until("flushall")
-    assert guide.is_read
-    check_end(wait_for("the end again", lambda now: bool(now["ended"])))
-    print(kubectl("exec", "replay-0", "--", "headrace", "audit", *LOOK))
+    check_end(guide.checkout, status())
 
 
-def check_end(ended: dict[str, Any]) -> None:
+async def test_a_run_of_the_docs_survives_its_pods_and_ends(guide: Guide) -> None:
+    await asyncio.to_thread(guide.until, "rollout status deployment/rollout")
+    async with watching() as watcher:
+        await asyncio.to_thread(disturb, guide)
+        assert await found_by_the_judge(guide.checkout, watcher) == []
+    await asyncio.to_thread(guide.until, "flushall")
+    check_end(guide.checkout, wait_for("the end again", lambda now: bool(now["ended"])))
+    async with watching() as watcher:
+        assert await found_by_the_judge(guide.checkout, watcher) == []
+    guide.mentioned("delete namespace")
+    assert guide.left == ["kubectl delete node NAME"], "all but the only node"
+
+
+def check_end(checkout: Path, ended: dict[str, Any]) -> None:
     """See that every step was trained, each with its batch, and saved."""
+    last = configuration(checkout)["trainer"]["total_training_steps"]
     assert ended["ended"]
-    assert int(ended["counts"]["trained"]) == STEPS * 32
-    assert int(ended["saved_step"]) == STEPS
+    assert int(ended["counts"]["trained"]) == last * 32
+    assert int(ended["saved_step"]) == last
     told = ("counts", "regenerated", "resume", "lineages")
     print(json.dumps({key: ended.get(key) for key in told}, indent=2))
+
+
+async def found_by_the_judge(checkout: Path, watcher: Watcher) -> list[str]:
+    """Judge the run, once the watcher was told of everything."""
+    last = await watcher.audit()
+    await eventually(lambda: watcher.told >= last.position)
+    return await asyncio.to_thread(judged, checkout, watcher.history, last)
+
+
+def judged(checkout: Path, history: Sequence[Entry], last: replay_pb2.AuditResponse) -> list[str]:
+    """Judge what was seen of the run, its journal, and the checkpoint that the guide has copied."""
+    config = configuration(checkout)
+    token = secret("headrace-token", "token").decode().strip()
+    records = read_redis_journal(f"redis://:{token}@{address('redis')}/0", config["run"]["run_id"])
+    audits = sum(entry.call == "Audit" and not entry.error for entry in history)
+    print(f"the judge reads {len(records)} events and {audits} audits")
+    rules = rules_of(config, may_drop=["stale", "stale_at_restore"])
+    rules = replace(rules, first_steps=STEPS)
+    [state] = checkout.glob(f"checkpoints/global_step_{rules.steps}/trainer/*/state.json")
+    seen = json.loads(state.read_text())["seen"]
+    return judge_watched(records, history, last, rules, seen)

@@ -257,6 +257,10 @@ def network() -> ModuleType:
     return module
 
 
+def test_every_block_of_the_docs_is_one_that_make_test_k8s_runs() -> None:
+    assert [block for block in DOCS.split("```")[1::2] if not block.startswith("bash\n")] == []
+
+
 def test_the_docs_say_what_is_made_by_hand() -> None:
     for _, name in BY_HAND:
         assert name in DOCS

@@ -42,10 +42,14 @@ class Watcher:
         channel: To the replay buffer.
         outage_s: How long nobody may answer.
 
+    Attributes:
+        told: The position up to which it was told of every event.
+
     """
 
     def __init__(self, channel: grpc.aio.Channel, *, outage_s: float) -> None:
         self.history: list[Entry] = []
+        self.told = 0
         self.replay: ReplayBufferServiceAsyncStub = replay_pb2_grpc.ReplayBufferServiceStub(channel)
         self._channel = channel
         self._outage_s = outage_s
@@ -108,7 +112,8 @@ class Watcher:
             try:
                 async for answer in self.replay.WatchEvents(request):
                     self._note("WatchEvents", request, answer)
-                    request = pb.WatchEventsRequest(after_position=answer.events[-1].position)
+                    self.told = int(answer.events[-1].position)
+                    request = pb.WatchEventsRequest(after_position=self.told)
             except grpc.aio.AioRpcError as failed:
                 self._note(
                     "WatchEvents", request, None, f"{failed.code().name}: {failed.details()}"
