@@ -6,7 +6,7 @@ import pytest
 from simulation.mutants import MUTANTS, Mutant, applied
 from simulation.running import run_seed
 
-SEEDS = 1500
+SEEDS = 4000
 """Within so many each is found; most are by the first few."""
 
 
