@@ -264,6 +264,27 @@ async def test_a_coordinator_that_is_killed_anywhere_in_a_resume_goes_on_with_it
         await run.balanced()
 
 
+@pytest.mark.parametrize("point", ["resume.weights_done", "resume.open"])
+async def test_a_checkpoint_that_is_damaged_once_all_have_read_it_stops_nobody(
+    run: Coordinated, point: str
+) -> None:
+    await run.come()
+    await trained(run, 3, save_at=(1, 2))
+    await run.restart("checkpoint", fail=point)
+    await run.register()
+    resuming = asyncio.create_task(run.resume())
+    await run.killed_itself("checkpoint")
+    flip_a_byte(Path(run.config.checkpoint.storage or "") / "global_step_2" / "ledger.pb")
+    await run.restart("checkpoint")
+
+    answer = await resuming
+
+    assert (answer.state.phase, answer.state.step, answer.plan.step) == (OPEN, 2, 2)
+    assert len((await run.status()).lineages) == 2
+    await run.train()
+    await run.balanced()
+
+
 @pytest.mark.parametrize("stopped", ["resume.rolling_back", "ledger.rolled_back"])
 async def test_a_store_that_dies_before_the_ledger_is_back_is_filled_again(
     run: Coordinated, stopped: str

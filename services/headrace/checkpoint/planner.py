@@ -78,7 +78,7 @@ class Planner:
         plan = self._going_on(status, begun) if begun is not None else None
         if plan is None:
             plan = self._chosen(status)
-        if plan.checkpoint is not None:
+        if plan.manifest is not None:
             plan = self._compared(status, facts, plan)
         rows = store_action(status, store, plan.manifest, plan.action)
         return replace(plan, store=rows)
@@ -122,7 +122,7 @@ class Planner:
     def _going_on(
         self, status: replay_pb2.GetReplayStatusResponse, begun: resume_pb2.ResumeState
     ) -> Plan | None:
-        """Give the plan of a resume that has begun; None if its checkpoint is gone."""
+        """Give the plan of a resume that has begun; None if its checkpoint is wanted and gone."""
         resume = self._config.resume
         as_wished = is_done_by(wish_of(resume), begun.resume_id)
         restores = begun.restored or (status.fresh and begun.step)
@@ -138,6 +138,9 @@ class Planner:
         places = [self._directory.uri(begun.step)]
         if resume.path is not None and as_wished:
             places.insert(0, resume.path)
+        if begun.phase > resume_pb2.RESUME_PHASE_WEIGHTS:
+            # Everybody has what they needed of it: that it is damaged by now stops nobody.
+            return replace(plan, checkpoint=Found(begun.step, places[0], manifest=None))
         for place in places:
             found = examine(place, read=True)
             ours = found.manifest is not None and found.manifest.run_id == self._config.run.run_id

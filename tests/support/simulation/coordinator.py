@@ -460,7 +460,7 @@ class Coordinator(Party):
         resume.store_incarnation, resume.rows_restored = store_incarnation, False
         if resume.has_nothing_to_do:
             return False
-        if step:
+        if resume.manifest:
             try:
                 resume.seen = self.world.storage.read(self.world.storage.uri(step), "trainer")
             except DamagedError as error:
@@ -489,6 +489,8 @@ class Coordinator(Party):
         resume.action = RESTORE if restores else ROLL_BACK
         if begun.step == 0:
             return Found(0, "", None)
+        if begun.phase > PHASE_WEIGHTS:
+            return Found(begun.step, "", None)
         found = self.world.storage.look(begun.step)
         return found if found.manifest and not found.problems else None
 
