@@ -30,6 +30,7 @@ from headrace.rollout.engines.base import (
     SampleRequest,
 )
 from headrace.rollout.engines.gate import Gate
+from headrace.rollout.engines.held import held
 from headrace.rollout.engines.mean_length import MeanLength
 from headrace.rollout.engines.probe import Probe, ProbeError
 from headrace.rollout.engines.receiver import Sender
@@ -151,18 +152,17 @@ class VllmEngine:
         """
         await self._keeper.ended()
         directory = await asyncio.to_thread(confirm, weights)
-        wanted = await asyncio.to_thread(probe.read, directory)
-        with self._gate.shut():
-            if not self._partial:
-                await self._drain()
-            if not (directory / WEIGHTS_NAME).exists():
-                raise EngineError(f"{directory}: was removed while sequences came to their end")
-            update = {"path": str(directory / WEIGHTS_NAME)}
-            if (life := self._life) is None:
-                taking = self._start_life(directory, weights.id)
-            else:
-                taking = self._update_life(life, update, weights.id, self._silence_s)
-            await self._confirmed(taking, wanted, weights.id.version)
+        with held(directory) as files:
+            wanted = await asyncio.to_thread(probe.read, files)
+            with self._gate.shut():
+                if not self._partial:
+                    await self._drain()
+                update = {"path": str(files / WEIGHTS_NAME)}
+                if (life := self._life) is None:
+                    taking = self._start_life(files, weights.id)
+                else:
+                    taking = self._update_life(life, update, weights.id, self._silence_s)
+                await self._confirmed(taking, wanted, weights.id.version)
 
     async def receive(self, weights: prompt_pb2.PublishedWeights, sender: Sender) -> None:
         """Take weights that the trainer sends to vLLM's processes; all but the file is here.
