@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import subprocess
@@ -13,9 +14,11 @@ import pytest
 from redis_server import RedisServer
 
 from headrace.bench import rollout
+from headrace.bench.bare_engine import BareTorch
 from headrace.bench.pure_run import rules_run, sample_rule_s
 from headrace.bench.redis_server import RedisMissingError, running_redis
 from headrace.bench.replay import running_replay
+from headrace.config.rollout import TorchEngine
 from headrace.errors import UsageError
 
 FEW, MANY = 1_000, 100_000
@@ -128,3 +131,19 @@ async def test_the_worker_is_compared_on_as_much_work_as_the_bare_engine_does(
     assert 0.9 * most < theirs.items <= most
     [goal] = found.goals
     assert goal.found == pytest.approx(ours.items / ours.seconds * theirs.seconds / theirs.items)
+
+
+async def test_a_bare_engine_that_is_given_up_ends_in_the_midst_of_its_sequences(
+    tmp_path: Path,
+) -> None:
+    comparison = rollout.Comparison(tmp_path, {"kind": "torch"}, most_tokens=200)
+    weights = await asyncio.to_thread(comparison.write_weights, "l0")
+    engine = BareTorch(TorchEngine(max_batch_sequences=64), Path(weights.uri), eos_id=-1)
+    generating = asyncio.create_task(engine.generate([[5, 6]] * 400_000, most_tokens=200))
+    await asyncio.sleep(0.5)
+
+    generating.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await generating
+    async with asyncio.timeout(60):  # where all of it would take an hour
+        await asyncio.get_running_loop().shutdown_default_executor()

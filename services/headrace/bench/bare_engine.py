@@ -48,16 +48,23 @@ class BareTorch:
         self._size = config.max_batch_sequences
         self._eos_id = eos_id
         self._seed = 0
+        self._is_given_up = False
 
     async def generate(self, prompts: Sequence[Sequence[int]], *, most_tokens: int) -> int:
         """Sample a response to each, and return how many tokens they have."""
-        return await asyncio.to_thread(self._generate, prompts, most_tokens)
+        try:
+            return await asyncio.to_thread(self._generate, prompts, most_tokens)
+        except asyncio.CancelledError:
+            self._is_given_up = True  # the thread is waited for
+            raise
 
     def _generate(self, prompts: Sequence[Sequence[int]], most_tokens: int) -> int:
         from headrace.rollout.engines import sampler
 
         made = 0
         for begin in range(0, len(prompts), self._size):
+            if self._is_given_up:
+                break
             batch = []
             for prompt in prompts[begin : begin + self._size]:
                 self._seed += 1
@@ -70,7 +77,7 @@ class BareTorch:
                     )
                 )
             pieces = sampler.sample(
-                self._model, batch, eos_id=self._eos_id, aborted=lambda _index: False
+                self._model, batch, eos_id=self._eos_id, aborted=lambda _index: self._is_given_up
             )
             made += sum(len(piece.token_ids) for piece in pieces)
         return made
