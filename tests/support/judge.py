@@ -18,9 +18,8 @@ model of the judge's own (`judge_model`). Findings of this file:
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from history import Entry
 from judge_durable import Witness
@@ -29,6 +28,7 @@ from judge_rules import DROPPED, TRAINED, HandedOut, Rules
 
 from headrace.v1 import journal_pb2, replay_pb2, store_pb2
 from headrace.v1.trajectory_pb2 import Trajectory
+from headrace.verify.verdict import seen
 
 
 def judge(
@@ -60,12 +60,12 @@ def judge_watched(
     history: Sequence[Entry],
     audit: replay_pb2.AuditResponse,
     rules: Rules,
-    seen: str,
+    digest: str,
 ) -> list[str]:
     """Say what is wrong with a run that has ended and was looked at only.
 
     Its trainer was not asked. But the weights that it left have kept a digest of the prompts that
-    they have seen, step by step: `seen`.
+    they have seen, step by step: `digest`.
     """
     model = Model(rules)
     model.follow(records)
@@ -73,7 +73,7 @@ def judge_watched(
         *model.found,
         *_balance(model, history, audit),
         *_twice(model),
-        *_seen(model, seen),
+        *_seen(model, digest),
         *_watched(records, history),
         *_left(model),
     ]
@@ -119,17 +119,8 @@ def _twice(model: Model) -> Iterator[str]:
 def _seen(model: Model, digest: str) -> Iterator[str]:
     """Compare what the weights have seen with what the living line has trained."""
     steps = range(1, model.step)
-    if digest != seen_digest(model.trained[step] for step in steps):
+    if digest != seen(model.trained[step] for step in steps):
         yield f"testimony: the weights have not seen what was trained in {len(steps)} steps"
-
-
-def seen_digest(steps: Iterable[Iterable[str]]) -> str:
-    """Give the digest of weights that have seen these prompts, step by step."""
-    digest = ""
-    for number, uids in enumerate(steps, 1):
-        text = f"{digest}\n{number}:{','.join(sorted(uids))}"
-        digest = hashlib.sha256(text.encode()).hexdigest()
-    return digest
 
 
 def _trained(model: Model, history: Sequence[Entry]) -> Iterator[str]:

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 from history import Entry
-from judge import seen_digest
 from judged_run import Case, played
 from ledger_world import LINEAGE
 
 from headrace.v1 import feeder_pb2, journal_pb2, prompt_pb2, replay_pb2
+from headrace.verify.verdict import seen
 
 CLEAN = played()
 
@@ -290,10 +290,10 @@ def test_the_judge_finds_that(case: Case, kind: str, forge: Callable[[Case], Non
 def test_of_a_run_that_was_only_watched_its_weights_tell(case: Case) -> None:
     case.history = [entry for entry in case.history if entry.call in ("Audit", "WatchEvents")]
     trained = [list(event.uids) for event in case.events("batch_sampled")]
-    assert case.watched_findings(seen_digest(trained)) == []
+    assert case.watched_findings(seen(trained)) == []
     case.events("batch_sampled")[2].uids[0] = trained[0][0]
     case.audit.counts.trained -= 1
-    kinds = [finding.partition(":")[0] for finding in case.watched_findings(seen_digest(trained))]
+    kinds = [finding.partition(":")[0] for finding in case.watched_findings(seen(trained))]
     assert {"twice", "lost", "balance", "testimony"} <= set(kinds)
 
 

@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+from prometheus_client.parser import text_string_to_metric_families
+
 from headrace.rollout.engines.base import EngineLoad
 from headrace.rollout.engines.vllm_server.wire import MalformedError
 
@@ -80,13 +82,13 @@ def together(loads: Sequence[EngineLoad]) -> EngineLoad | None:
 def _read(text: str) -> Mapping[str, Sequence[float]]:
     """Find the samples that are wanted; a server with several engines has one of each for each."""
     found: defaultdict[str, list[float]] = defaultdict(list)
-    for line in text.splitlines():
-        name = line.partition("{")[0]
-        if name in _ALL:
-            try:
-                found[name].append(float(line.rpartition(" ")[2]))
-            except ValueError as error:
-                raise MalformedError(f"a metric that cannot be read: {line[:200]}") from error
+    try:
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                if sample.name in _ALL:
+                    found[sample.name].append(sample.value)
+    except ValueError as error:
+        raise MalformedError(f"metrics that cannot be read ({error}): {text[:200]}") from error
     return found
 
 

@@ -224,7 +224,7 @@ class Server:
         try:
             await self._calls.get("/health", timeout_s=HEALTH_S)
             found = await self._sync.loaded()
-            is_silent = bool(self._limits) and self._now() - self._heard_at > silence_s
+            is_silent = self._is_silent(silence_s)
             if found is None or is_silent:
                 if await self._sync.is_paused():
                     self._bear_pause()
@@ -256,8 +256,11 @@ class Server:
 
     def end_silent(self, silence_s: float) -> None:
         """Give up what it was asked while it was in use, if nothing comes of that any more."""
-        if self._limits and self._now() - self._heard_at > silence_s:
+        if self._is_silent(silence_s):
             self._end_streams()
+
+    def _is_silent(self, silence_s: float) -> bool:
+        return bool(self._limits) and self._now() - self._heard_at > silence_s
 
     def _bear_pause(self) -> None:
         """Let another worker bring it weights, unless that takes longer than it may."""
