@@ -5,12 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import vllm_http
 
 from headrace.cli.preflight import preflight
 from headrace.config.load import load_config
 from headrace.config.vllm import VllmEngine
 from headrace.errors import UsageError
+from headrace.rollout.engines.make import make_engine
 from headrace.rollout.engines.vllm_import import check_section
+from headrace.rpc.waits import Waits
+from headrace.tokenizer.load import load_tokenizer
 
 CONFIG = """
 data:
@@ -107,3 +111,17 @@ def test_a_vllm_that_says_nothing_in_time_is_left_to_the_worker(
         "vLLM has said nothing of its arguments within 0.001 s: "
         "its own check of rollout.engine is left to the worker"
     )
+
+
+async def test_a_folder_that_cannot_have_links_to_the_weights_is_refused_by_its_key(
+    file: Path, tmp_path: Path
+) -> None:
+    config = load_config(file, [f"weights.tmpdir={file}"])
+    tokenizer = load_tokenizer(config.model)
+    engine = make_engine(
+        config, tokenizer, waits=Waits(stall_after_s=60), batch_ended=lambda _: None
+    )
+
+    with pytest.raises(UsageError, match=rf"weights\.tmpdir: no folder can be made in {file}"):
+        await engine.load(vllm_http.publish(tmp_path, 0))
+    await engine.close()

@@ -105,8 +105,9 @@ class WeightsConfig(Section):
     """The directory; null = `weights` in the run directory. With `grpc` only the trainer uses
     it."""
     tmpdir: Path | None = None
-    """With `grpc`: where a worker makes its private folder for what it has got, one version at a
-    time; null = the system's folder for temporary files."""
+    """Where a worker makes private folders: with `grpc` and `nccl` for what it has got, one version
+    at a time; with `rollout.engine.kind: vllm` for links to the files that vLLM reads; null = the
+    system's folder for temporary files."""
     nccl_timeout_s: float = Field(default=60.0, gt=0)
     """With `nccl`: how long getting connected may take, and one version's way. After that both
     sides give up, and the worker gets files, as with `grpc`."""

@@ -9,35 +9,58 @@ vLLM's processes can follow as well. Knows nothing of what the files are.
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 
+from headrace.errors import UsageError
 from headrace.rollout.engines.base import EngineError
 from headrace.rollout.scratch import Scratch
 
 
-@contextmanager
-def held(directory: Path) -> Iterator[Path]:
+@asynccontextmanager
+async def held(directory: Path, *, parent: Path | None = None) -> AsyncIterator[Path]:
     """Give a folder with a directory's files, which is there until the block ends.
+
+    Args:
+        directory: Whose files.
+        parent: Where the folder is made; None = the system's folder for temporary files.
 
     Raises:
         EngineError: The directory is gone, or cannot be read.
-        UsageError: The folder cannot be made.
+        UsageError: The folder cannot be made, or can have no links.
 
     """
-    with ExitStack() as stack:
-        folder = stack.enter_context(Scratch()).path
-        try:
-            paths = [path for path in directory.rglob("*") if path.is_file()]
-            for path in paths:
-                file = stack.enter_context(path.open("rb"))
-                link = folder / path.relative_to(directory)
-                link.parent.mkdir(parents=True, exist_ok=True)
-                link.symlink_to(f"/proc/{os.getpid()}/fd/{file.fileno()}")
-        except OSError as error:
-            raise EngineError(f"{directory} cannot be read: {error}") from error
-        if not paths:
-            raise EngineError(f"{directory} was removed by the trainer, which has newer weights")
-        yield folder
+    stack = ExitStack()
+    opening = asyncio.create_task(asyncio.to_thread(_open, directory, parent, stack))
+    try:
+        yield await asyncio.shield(opening)
+    finally:
+        # A thread goes on when nobody waits for it any more: what it opens is closed behind it.
+        await asyncio.gather(opening, return_exceptions=True)
+        await asyncio.to_thread(stack.close)
+
+
+def _open(directory: Path, parent: Path | None, stack: ExitStack) -> Path:
+    """Open all files, and link to them from a folder; the stack closes them and removes it."""
+    folder = stack.enter_context(Scratch(parent)).path
+    try:
+        paths = [path for path in directory.rglob("*") if path.is_file()]
+        files = [stack.enter_context(path.open("rb")) for path in paths]
+    except OSError as error:
+        raise EngineError(f"{directory} cannot be read: {error}") from error
+    if not paths:
+        raise EngineError(f"{directory} was removed by the trainer, which has newer weights")
+    try:
+        for path, file in zip(paths, files, strict=True):
+            link = folder / path.relative_to(directory)
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(f"/proc/{os.getpid()}/fd/{file.fileno()}")
+    except OSError as error:
+        raise UsageError(
+            f"weights.tmpdir: no links to files can be made in {folder.parent}: {error.strerror}; "
+            "give a folder on another file system"
+        ) from error
+    return folder

@@ -81,6 +81,7 @@ def _make_vllm(
         max_length=config.data.max_prompt_length + config.data.max_response_length,
         partial=config.rollout.partial_rollout,
         receives=config.weights.transport == "nccl",
+        tmpdir=config.weights.tmpdir,
         silence_s=config.rollout.max_generation_s,
         waits=waits,
     )

@@ -58,6 +58,8 @@ class VllmEngine:
         max_length: The most tokens of a prompt with its response.
         partial: Whether sequences under way go on with newer weights.
         receives: Whether the trainer may send weights to vLLM's processes.
+        tmpdir: Where files of weights are linked to while vLLM reads them; None = the system's
+            folder for temporary files.
         silence_s: A vLLM that gives no token for so long, though it should, is dead.
         waits: Where it is named what is waited for.
 
@@ -74,6 +76,7 @@ class VllmEngine:
         max_length: int,
         partial: bool,
         receives: bool = False,
+        tmpdir: Path | None = None,
         silence_s: float,
         waits: Waits,
     ) -> None:
@@ -83,6 +86,7 @@ class VllmEngine:
         self._max_length = max_length
         self._partial = partial
         self._receives = receives
+        self._tmpdir = tmpdir
         self._silence_s = silence_s
         self._waits = waits
         self._keeper = Keeper(self.kind, silence_s=silence_s, waits=waits)
@@ -152,7 +156,7 @@ class VllmEngine:
         """
         await self._keeper.ended()
         directory = await asyncio.to_thread(confirm, weights)
-        with held(directory) as files:
+        async with held(directory, parent=self._tmpdir) as files:
             wanted = await asyncio.to_thread(probe.read, files)
             with self._gate.shut():
                 if not self._partial:
