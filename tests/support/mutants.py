@@ -61,15 +61,14 @@ def blind(patch: pytest.MonkeyPatch, module: Any, name: str) -> None:
 
 def after_line(patch: pytest.MonkeyPatch, then: Callable[[Any, Any, Any], None]) -> None:
     """Do something wrong once a time line was opened; `then` gets what was before, too."""
-    rule = timeline_events.HANDLERS["lineage_opened"]
+    rule = ledger.HANDLERS["lineage_opened"]
 
     def wrong(the_ledger: Any, event: Any) -> None:
         before = {"weights": dict(the_ledger.weights), "latest": the_ledger.latest_weights}
         rule(the_ledger, event)
         then(the_ledger, event, before)
 
-    handlers = dict(timeline_events.HANDLERS) | {"lineage_opened": wrong}
-    patch.setattr(timeline_events, "HANDLERS", handlers)
+    patch.setitem(ledger.HANDLERS, "lineage_opened", wrong)
 
 
 def not_reopened(patch: pytest.MonkeyPatch, *states: int) -> None:
@@ -292,16 +291,16 @@ def a_commit_counts_twice(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_new_trainer_leaves_what_the_old_one_had(patch: pytest.MonkeyPatch) -> None:
-    rule = ledger.Ledger._on_trainer_registered
+    rule = ledger.HANDLERS["trainer_registered"]
 
-    def keep(self: Any, event: Any) -> None:
-        opened, sampled = self.open_step, dict(self.groups.sampled)
-        self.groups.sampled.clear()
-        rule(self, event)
-        self.groups.sampled.update(sampled)
-        self.open_step = opened
+    def keep(the_ledger: Any, event: Any) -> None:
+        opened, sampled = the_ledger.open_step, dict(the_ledger.groups.sampled)
+        the_ledger.groups.sampled.clear()
+        rule(the_ledger, event)
+        the_ledger.groups.sampled.update(sampled)
+        the_ledger.open_step = opened
 
-    patch.setattr(ledger.Ledger, "_on_trainer_registered", keep)
+    patch.setitem(ledger.HANDLERS, "trainer_registered", keep)
 
 
 def weights_too_old_are_leased_with(patch: pytest.MonkeyPatch) -> None:
@@ -333,24 +332,23 @@ def the_newest_is_sampled_first(patch: pytest.MonkeyPatch) -> None:
 
 def an_error_is_a_row_of_zero_reward(patch: pytest.MonkeyPatch) -> None:
     """NeMo RL #3470, #3589: what an engine did not make is trained on."""
-    rule = ledger.Ledger._on_leases_ended
+    rule = ledger.HANDLERS["leases_ended"]
 
-    def zero(self: Any, event: Any) -> None:
-        rule(self, event)
+    def zero(the_ledger: Any, event: Any) -> None:
+        rule(the_ledger, event)
         for ended in event.leases:
             if ended.end == replay_pb2.LEASE_END_FAILED:
-                with self.groups.changing(self.groups[ended.lease.uid]) as failed:
-                    for session in failed.missing(self.n):
+                with the_ledger.groups.changing(the_ledger.groups[ended.lease.uid]) as failed:
+                    for session in failed.missing(the_ledger.n):
                         record = prompt_pb2.SessionRecord(session=session, trajectory_count=1)
                         failed.sessions[session] = record
                     failed.state, failed.base = group.FINISHED, 1
 
-    patch.setattr(ledger.Ledger, "_on_leases_ended", zero)
+    patch.setitem(ledger.HANDLERS, "leases_ended", zero)
 
 
 def lost_rows_are_forgotten_about(patch: pytest.MonkeyPatch) -> None:
-    handlers = dict(timeline_events.HANDLERS) | {"rows_lost": lambda *_: None}
-    patch.setattr(timeline_events, "HANDLERS", handlers)
+    patch.setitem(ledger.HANDLERS, "rows_lost", lambda *_: None)
 
 
 # -- responses under way
@@ -418,34 +416,35 @@ def drafts_that_can_be_used_are_dropped(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_group_forgets_how_old_its_drafts_are(patch: pytest.MonkeyPatch) -> None:
-    rule = ledger.Ledger._on_prompts_leased
+    rule = ledger.HANDLERS["prompts_leased"]
 
-    def young(self: Any, event: Any) -> None:
-        held = {lease.uid: dict(self.groups[lease.uid].drafts) for lease in event.leases}
+    def young(the_ledger: Any, event: Any) -> None:
+        held = {lease.uid: dict(the_ledger.groups[lease.uid].drafts) for lease in event.leases}
         for uid in held:
-            with self.groups.changing(self.groups[uid]) as each:
+            with the_ledger.groups.changing(the_ledger.groups[uid]) as each:
                 each.drafts = {}
-        rule(self, event)
+        rule(the_ledger, event)
         for uid, there in held.items():
-            with self.groups.changing(self.groups[uid]) as each:
+            with the_ledger.groups.changing(the_ledger.groups[uid]) as each:
                 each.drafts = there
 
-    patch.setattr(ledger.Ledger, "_on_prompts_leased", young)
+    patch.setitem(ledger.HANDLERS, "prompts_leased", young)
 
 
 def drafts_outlive_a_failure(patch: pytest.MonkeyPatch) -> None:
-    rule = ledger.Ledger._on_leases_ended
+    rule = ledger.HANDLERS["leases_ended"]
 
-    def keep(self: Any, event: Any) -> None:
+    def keep(the_ledger: Any, event: Any) -> None:
         held = {
-            ended.lease.uid: dict(self.groups[ended.lease.uid].drafts) for ended in event.leases
+            ended.lease.uid: dict(the_ledger.groups[ended.lease.uid].drafts)
+            for ended in event.leases
         }
-        rule(self, event)
+        rule(the_ledger, event)
         for uid, there in held.items():
-            with self.groups.changing(self.groups[uid]) as each:
+            with the_ledger.groups.changing(the_ledger.groups[uid]) as each:
                 each.drafts = there
 
-    patch.setattr(ledger.Ledger, "_on_leases_ended", keep)
+    patch.setitem(ledger.HANDLERS, "leases_ended", keep)
 
 
 def drafts_are_as_long_as_responses(patch: pytest.MonkeyPatch) -> None:
@@ -476,14 +475,13 @@ def compaction_forgets_drafts(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_failed_snapshot_covers(patch: pytest.MonkeyPatch) -> None:
-    rule = timeline_events.HANDLERS["snapshot_ended"]
+    rule = ledger.HANDLERS["snapshot_ended"]
 
     def cover(the_ledger: Any, event: Any) -> None:
         rule(the_ledger, event)
         the_ledger.groups.cover(event.step)
 
-    handlers = dict(timeline_events.HANDLERS) | {"snapshot_ended": cover}
-    patch.setattr(timeline_events, "HANDLERS", handlers)
+    patch.setitem(ledger.HANDLERS, "snapshot_ended", cover)
 
 
 def a_run_is_cut_while_it_is_resumed(patch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,8 @@ from headrace.replay.audit import audit
 from headrace.replay.base import from_base, to_base
 from headrace.replay.events import name_of
 from headrace.replay.feeding import UNKNOWN_LENGTH
-from headrace.replay.ledger import HAND_FED_ORDINAL, Ledger
+from headrace.replay.group_events import HAND_FED_ORDINAL
+from headrace.replay.ledger import Ledger
 from headrace.v1 import feeder_pb2, journal_pb2, prompt_pb2, replay_pb2
 
 READY = replay_pb2.SAMPLE_STATUS_READY

@@ -57,6 +57,10 @@ def applied(mutant: Mutant) -> Iterator[None]:
         yield
 
 
+def _handled(event: str, wrong: Callable[[Any, Any], None]) -> Patch:
+    return (ledger_module, "HANDLERS", {**ledger_module.HANDLERS, event: wrong})
+
+
 def _untrained_forgotten() -> list[Patch]:
     right = resuming._reopened
     return [
@@ -146,11 +150,11 @@ def _lost_rows_not_believed() -> list[Patch]:
 
 
 def _store_change_not_believed() -> list[Patch]:
-    def wrong(self: Any, event: Any) -> None:
-        self.store_incarnation = event.store_incarnation
-        self.store_capacity = event.capacity_bytes
+    def wrong(ledger: Any, event: Any) -> None:
+        ledger.store_incarnation = event.store_incarnation
+        ledger.store_capacity = event.capacity_bytes
 
-    return [(ledger_module.Ledger, "_on_store_registered", wrong)]
+    return [_handled("store_registered", wrong)]
 
 
 def _former_rows_completed() -> list[Patch]:
@@ -248,13 +252,13 @@ def _window_ignored() -> list[Patch]:
 
 
 def _sampled_stay_sampled() -> list[Patch]:
-    def wrong(self: Any, event: Any) -> None:
-        if self.trainer_id:
-            self.former_trainers.add(self.trainer_id)
-        self.trainer_id = event.trainer_id
-        self.trainer_incarnation = event.incarnation
+    def wrong(ledger: Any, event: Any) -> None:
+        if ledger.trainer_id:
+            ledger.former_trainers.add(ledger.trainer_id)
+        ledger.trainer_id = event.trainer_id
+        ledger.trainer_incarnation = event.incarnation
 
-    return [(Ledger, "_on_trainer_registered", wrong)]
+    return [_handled("trainer_registered", wrong)]
 
 
 def _restored_cursor_kept() -> list[Patch]:
