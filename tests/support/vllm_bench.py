@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -23,7 +24,12 @@ async def hasty(seconds: float) -> None:
 
 
 def engine_of(
-    servers: Sequence[VllmServer], *, partial: bool = False, drain_s: float = 20, **settings: Any
+    servers: Sequence[VllmServer],
+    *,
+    partial: bool = False,
+    drain_s: float = 20,
+    now: Callable[[], float] = time.monotonic,
+    **settings: Any,
 ) -> VllmServerEngine:
     """Make an engine that has not been started."""
     urls = [server.url for server in servers]
@@ -31,8 +37,9 @@ def engine_of(
         **{"kind": "vllm_server", "base_urls": urls, "update_timeout_s": 20, **settings}
     )
     return make(
-        config, eos_id=EOS, max_length=64, partial=partial, max_generation_s=drain_s, sleep=hasty
-    )
+        config, eos_id=EOS, max_length=64, partial=partial, max_generation_s=drain_s,
+        now=now, sleep=hasty,
+    )  # fmt: skip
 
 
 @asynccontextmanager

@@ -109,6 +109,8 @@ class VllmServer:
         self.life = Playing()
         self.calls: list[Call] = []
         self.replies: dict[str, Reply] = {}
+        self.held: dict[str, asyncio.Event] = {}
+        """What calls of a path wait for, before they are answered."""
         self.plan = Plan()
         self.gate = asyncio.Event()
         self.at_once = 0
@@ -183,6 +185,8 @@ class VllmServer:
         data = await reader.readexactly(int(headers.get("content-length", 0)))
         body: Any = json.loads(data) if data else None
         self.calls.append(Call(path, dict(parse_qsl(query)), body, headers))
+        if path in self.held:
+            await self.held[path].wait()
         reply = self.replies.get(path)
         if reply is None and path == GENERATE and body["stream"]:
             return await self._stream(reader, writer, body)

@@ -122,7 +122,8 @@ def test_a_run_at_a_vllm_server_comes_to_its_end_though_that_is_killed_and_the_b
             assert code == 0, output
             assert run.left() == []
 
-    assert "server_ejected" in log_of(run)
+    log = log_of(run)
+    assert log.index("server_ejected") < log.rindex("server_admitted")
     assert_balanced(run, output)
 
 

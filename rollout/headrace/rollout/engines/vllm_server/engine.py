@@ -169,7 +169,8 @@ class VllmServerEngine:
         for server, outcome in zip(self._servers, outcomes, strict=True):
             if isinstance(outcome, EngineError):
                 log.warning("server_without_weights", server=server.name, why=str(outcome))
-                server.leave(str(outcome))
+                if not server.has(weights):  # else it was admitted while others still took them
+                    server.leave(str(outcome))
 
     async def _bring_all(self) -> list[BaseException | None]:
         self._bringing_since = self._now()
@@ -248,9 +249,11 @@ class VllmServerEngine:
                     await server.read_figures()
                 continue
             await self._sleep(pause_s * (0.5 + 0.5 * self._jitter()))
-            server.end_silent(self._config.silence_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-            if self._target is not None and not server.lock.locked() and not server.is_in_use:
+            if server.is_in_use or server.lock.locked():  # somebody has brought, or brings, weights
+                continue
+            server.end_silent(self._config.silence_s)
+            if self._target is not None:
                 await self._admit(server)
 
     async def _admit(self, server: Server) -> None:
@@ -258,8 +261,6 @@ class VllmServerEngine:
             await self._bring(server)
         except EngineError as error:
             log.warning("server_still_out", server=server.name, why=str(error))
-        else:
-            log.info("server_admitted", server=server.name)
 
 
 def _read_probe(published: prompt_pb2.PublishedWeights) -> probe.Probe | None:

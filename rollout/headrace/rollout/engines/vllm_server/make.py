@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections.abc import Awaitable, Callable
 
 from headrace.config.vllm_server import VllmServerEngine as VllmServerEngineConfig
@@ -21,6 +22,7 @@ def make(
     max_length: int,
     partial: bool,
     max_generation_s: float,
+    now: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> VllmServerEngine:
     """Make the engine.
@@ -31,6 +33,7 @@ def make(
         max_length: The most tokens of a prompt with its response.
         partial: Whether sequences under way go on with newer weights.
         max_generation_s: The longest that a sequence may take.
+        now: Seconds of a monotonic clock.
         sleep: How time passes.
 
     Raises:
@@ -60,6 +63,8 @@ def make(
             pause_s=max_generation_s + config.update_timeout_s,
             need_positions=max_length,
             tolerance=config.logprob_tolerance,
+            now=now,
         )
 
-    return VllmServerEngine(config, [server(url) for url in config.base_urls], sleep=sleep)
+    servers = [server(url) for url in config.base_urls]
+    return VllmServerEngine(config, servers, now=now, sleep=sleep)

@@ -57,7 +57,8 @@ class Seats:
         try:
             server = await place
         except asyncio.CancelledError:
-            if place.done() and not place.cancelled():  # seated at the last moment
+            # Seated at the last moment, if not told then that no server can be used.
+            if place.done() and not place.cancelled() and place.exception() is None:
                 self._leave(group, place.result())
             raise
         try:

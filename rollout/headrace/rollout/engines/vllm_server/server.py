@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from headrace.log import get_logger
 from headrace.rollout.changes import Changes
@@ -22,6 +22,7 @@ from headrace.rollout.engines.vllm_server.answer import Answer, OtherWeightsErro
 from headrace.rollout.engines.vllm_server.calls import Calls, ServerAnsweredError, ServerAwayError
 from headrace.rollout.engines.vllm_server.facts import GENERATE, Facts, UnfitServerError, read_facts
 from headrace.rollout.engines.vllm_server.figures import METRICS, Figures
+from headrace.rollout.engines.vllm_server.streams import Streams
 from headrace.rollout.engines.vllm_server.sync import Sync, WeightsRefusedError
 from headrace.rollout.engines.vllm_server.tag import Tag
 from headrace.rollout.engines.vllm_server.wire import (
@@ -110,17 +111,19 @@ class Server:
         self._takes = 0
         """How often weights were brought, or tried to be; a look from before such a try is void."""
         self._failures = 0
-        self._heard_at = 0.0
         self._paused_since: float | None = None
-        self._limits: set[asyncio.Timeout] = set()
-        """Of the streams under way."""
+        self._streams = Streams(now=now)
         self._answers: set[Answer] = set()
-        """The same."""
+        """What comes of them."""
 
     @property
     def is_in_use(self) -> bool:
         """Whether requests may be sent to it."""
         return self.why_out is None
+
+    def has(self, published: prompt_pb2.PublishedWeights) -> bool:
+        """Whether it is in use with these weights, as far as this worker knows."""
+        return self.is_in_use and self._tag == Tag.of(published)
 
     def when_changed(self, tell: Callable[[], None]) -> None:
         """Have `tell` called when it may be used again, or no more."""
@@ -158,17 +161,20 @@ class Server:
             EngineError: It is out.
 
         """
-        tag, begun = Tag.of(published), list(self._answers)
+        tag, begun, begun_at = Tag.of(published), list(self._answers), self._now()
         self._takes += 1
         try:
+            found = None
             if self._facts is None:  # it may be in its next life
                 self._confirmed.clear()
+            else:
+                found = await self._sync.loaded()
+            if found is None:  # so it may, unnoticed
                 await self.inspect()
-            if tag not in self._confirmed or await self._sync.loaded() != tag:
-                for answer in begun:
-                    answer.trust(False)
+            if tag not in self._confirmed or found != tag:
+                self._trust(begun, False)
                 await self._sync.bring(published)
-                await self._agree(checked)
+                await self._agree(checked, tag)
         except WeightsRefusedError as error:
             if not self.is_in_use:
                 self.why_out = str(error)
@@ -179,15 +185,19 @@ class Server:
         except EngineError as error:
             self.leave(str(error))
             raise
+        if not self.is_in_use:
+            log.info("server_admitted", server=self.name, version=tag.version)
         self._tag = tag
         self._confirmed.add(tag)
         self._failures = 0
         self.why_out = None
-        for answer in begun:
-            answer.trust(True)
+        self._paused_since = None
+        self._streams.excuse(begun_at)
+        self._trust(begun, True)
         self._changed()
 
-    async def _agree(self, checked: probe.Probe | None) -> None:
+    async def _agree(self, checked: probe.Probe | None, tag: Tag) -> None:
+        """See that these weights, and no others, compute what the trainer says."""
         if checked is None:
             return
         assert self._facts is not None, "inspected before"
@@ -196,6 +206,10 @@ class Server:
             body = scoring_body(token_ids, request_id=_request_id("probe"))
             answer = await self._calls.post(GENERATE, body, timeout_s=self._confirm_s)
             found.append(read_scores(answer, token_ids))
+        if await self._sync.loaded() != tag:
+            raise WeightsRefusedError(
+                f"{self.name} was brought other weights while version {tag.version} was tried"
+            )
         try:
             self.probe_gap = checked.check(
                 found, dtype=self._facts.dtype, tolerance=self._tolerance
@@ -221,31 +235,41 @@ class Server:
         """See whether it is still what it was: alive, at work, and with the weights it had."""
         assert self._tag is not None, "it is in use"
         tag, takes, begun = self._tag, self._takes, list(self._answers)
+        asked_at = self._now()
         try:
             await self._calls.get("/health", timeout_s=HEALTH_S)
             found = await self._sync.loaded()
-            is_silent = self._is_silent(silence_s)
-            if found is None or is_silent:
+            # While it loads what another worker has brought it answers nothing: that is no silence.
+            self._streams.excuse(asked_at)
+            is_silent = self._streams.are_silent(silence_s)
+            if found is None or is_silent or self._paused_since is not None:
                 if await self._sync.is_paused():
                     self._bear_pause()
                     return
                 self._paused_since = None
                 found = await self._sync.loaded()  # an update has just ended, perhaps
         except ServerAwayError as error:
-            self._fail(error)
+            if self._streams.are_silent(silence_s):
+                self._hang(f"it has sent nothing for {silence_s:g} s, and {error}")
+            else:
+                self._fail(error)
             return
         except EngineError as error:  # it answers, and not what it should
             self.leave(str(error))
             return
+        if self._takes != takes or not self.is_in_use:  # it may have others meanwhile
+            return
         if is_silent:
             self._hang(f"it has sent nothing for {silence_s:g} s")
-        elif self._takes != takes or not self.is_in_use:  # it may have others meanwhile
-            return
         elif found is None or not (found == tag or found.is_after(tag)):
             self._hang(f"it has {found or 'weights of nobody'}, not {tag}: was it started again?")
         else:
-            for answer in begun:
-                answer.trust(found == tag)
+            self._trust(begun, found == tag)
+
+    def _trust(self, begun: Sequence[Answer], is_trusted: bool) -> None:
+        """Tell answers, but for those that are over: somebody else makes their response by now."""
+        for answer in self._answers.intersection(begun):
+            answer.trust(is_trusted)
 
     async def read_figures(self) -> None:
         """Ask how busy it is. One that does not say is as good as any."""
@@ -256,16 +280,13 @@ class Server:
 
     def end_silent(self, silence_s: float) -> None:
         """Give up what it was asked while it was in use, if nothing comes of that any more."""
-        if self._is_silent(silence_s):
-            self._end_streams()
-
-    def _is_silent(self, silence_s: float) -> bool:
-        return bool(self._limits) and self._now() - self._heard_at > silence_s
+        if self._streams.are_silent(silence_s):
+            self._streams.end()
 
     def _bear_pause(self) -> None:
         """Let another worker bring it weights, unless that takes longer than it may."""
+        self._streams.heard()
         now = self._now()
-        self._heard_at = now
         self._paused_since = now if self._paused_since is None else self._paused_since
         if now - self._paused_since > self._pause_s:
             self._hang(f"it has been paused for {self._pause_s:g} s: whoever did it is gone")
@@ -295,24 +316,19 @@ class Server:
         body = sampling_body(
             request, request_id=_request_id(name), eos_id=self._eos_id, interval=self._interval
         )
-        if not self._limits:
-            self._heard_at = self._now()
-        limit = asyncio.timeout(None)
+        self._answers.add(answer)
         try:
-            async with limit:
-                self._limits.add(limit)
-                self._answers.add(answer)
-                async with self._calls.stream(GENERATE, body) as lines:
-                    await self._read(lines, answer)
+            async with self._streams.one(), self._calls.stream(GENERATE, body) as lines:
+                await self._read(lines, answer)
         except TimeoutError as error:
             raise ServerAwayError(f"{self.name}: {self.why_out}") from error
         finally:
-            self._limits.discard(limit)
             self._answers.discard(answer)
 
     async def _read(self, lines: AsyncIterator[str], answer: Answer) -> None:
         async for line in lines:
-            self._heard_at, self._paused_since = self._now(), None
+            self._streams.heard()
+            self._paused_since = None
             piece = read_event(line)
             if piece is not None:
                 assert self._tag is not None, "it was in use when this was begun"
@@ -369,12 +385,7 @@ class Server:
     def _hang(self, why: str) -> None:
         """End what waits for a server that does nothing any more."""
         self.leave(why)
-        self._end_streams()
-
-    def _end_streams(self) -> None:
-        for limit in self._limits:
-            if not limit.expired():  # else it ends already
-                limit.reschedule(asyncio.get_running_loop().time())
+        self._streams.end()
 
 
 def _request_id(name: str) -> str:

@@ -21,6 +21,9 @@ from headrace.rollout.engines.vllm_server.wire import MalformedError
 from headrace.v1 import prompt_pb2
 
 _POLL_S: Final = 0.1
+_LET_GO_S: Final = 10.0
+"""How long it may take to leave a server to others after an update; what is not done then they do
+themselves, later."""
 
 
 class WeightsRefusedError(EngineError):
@@ -113,12 +116,12 @@ class Sync:
             while True:
                 found = await self._rpc("headrace_check", *arguments)
                 for each in found:
-                    if each["state"] == "wrong":
+                    if _field(each, "state") == "wrong":
                         raise WeightsRefusedError(
                             f"{self._calls.host} refuses version {published.id.version}: "
-                            f"{each['why']}"
+                            f"{_field(each, 'why')}"
                         )
-                if all(each["state"] == "checked" for each in found):
+                if all(_field(each, "state") == "checked" for each in found):
                     return
                 await self._sleep(_POLL_S)
 
@@ -134,12 +137,14 @@ class Sync:
         finally:
             renewing.cancel()
             await asyncio.gather(renewing, return_exceptions=True)
-            await self._rpc("headrace_end_turn", self._owner)
+            with suppress(EngineError):  # it runs out by itself
+                async with self._limit(_LET_GO_S, "the end of its turn"):
+                    await self._rpc("headrace_end_turn", self._owner)
 
     async def _take(self) -> bool:
         # Longer than the longest time in which the server can do nothing else than load.
         found = await self._rpc("headrace_take_turn", self._owner, str(self._update_s))
-        owners = {each["owner"] for each in found}
+        owners = {_field(each, "owner") for each in found}
         if owners == {self._owner}:
             return True
         if self._owner in owners:  # of some of its processes: let the other one have them all
@@ -160,17 +165,16 @@ class Sync:
             await self._post("/pause", timeout_s=pause, mode=mode, clear_cache="true")
             await self._load(wanted)
         except BaseException:
-            # With half of the weights nothing may be generated, for nobody.
-            if before is not None and await self._still_has(before):
-                await self._post("/resume")
+            with suppress(EngineError):  # what went wrong first is told of
+                async with self._limit(_LET_GO_S, "to go on"):
+                    await self._go_on_with(before)
             raise
         await self._post("/resume")
 
-    async def _still_has(self, tag: Tag) -> bool:
-        try:
-            return await self.loaded() == tag
-        except EngineError:
-            return False
+    async def _go_on_with(self, before: Tag | None) -> None:
+        """Set the server going again with what it had: with half of the weights it must not."""
+        if before is not None and await self.loaded() == before:
+            await self._post("/resume")
 
     async def _load(self, wanted: Tag) -> None:
         await self._post("/init_weight_transfer_engine", {"init_info": {}})
@@ -197,9 +201,9 @@ class Sync:
         body = {"method": method, "args": list(arguments)}
         answer = await self._calls.post("/collective_rpc", body, timeout_s=self._update_s)
         results = _field(answer, "results")
-        if not results:
+        if not isinstance(results, list) or not results:
             raise MalformedError("no process of the server has answered")
-        return list(results)
+        return results
 
     @asynccontextmanager
     async def _limit(self, limit_s: float, what: str) -> AsyncIterator[None]:

@@ -1,0 +1,265 @@
+"""Looking after vLLM servers: what is silence, whose pause it is, and who is let in again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from structlog.testing import capture_logs
+from vllm_bench import request, running, spans
+from vllm_http import Plan, Reply, VllmServer, publish, serving
+from worker_scene import eventually
+
+from headrace.rollout.engines.base import EngineError, EngineLostError
+from headrace.rollout.engines.vllm_server.facts import GENERATE
+from headrace.rollout.engines.vllm_server.tag import Tag
+
+
+class Clock:
+    """Stands still until it is moved on."""
+
+    def __init__(self) -> None:
+        self.time = 1000.0
+
+    def __call__(self) -> float:
+        return self.time
+
+
+@pytest_asyncio.fixture
+async def server() -> AsyncIterator[VllmServer]:
+    async with serving() as [made]:
+        yield made
+
+
+@pytest_asyncio.fixture
+async def pair() -> AsyncIterator[list[VllmServer]]:
+    async with serving(2) as made:
+        yield made
+
+
+async def asked(server: VllmServer, path: str, times: int = 1) -> None:
+    """Wait until a server was asked for something some more times."""
+    before = server.counts[path]
+    await eventually(lambda: server.counts[path] >= before + times)
+
+
+async def test_the_log_says_when_a_server_is_used_and_when_no_more(
+    server: VllmServer, tmp_path: Path
+) -> None:
+    weights = publish(tmp_path, 0)
+    with capture_logs() as logs:
+        async with running([server], weights, look_every_s=1, eject_after=1) as engine:
+            await server.kill()
+            await eventually(lambda: not engine.status().room)
+            await server.open()
+            await engine.load(weights)  # as a worker does that has lost its weights
+            await engine.load(publish(tmp_path, 1))
+
+    told = [line["event"] for line in logs if line["event"].startswith("server_")]
+    assert [each for each in told if each != "server_still_out"] == [
+        "server_found", "server_admitted", "server_ejected", "server_admitted",
+    ]  # fmt: skip
+
+
+async def test_a_server_that_loads_what_another_worker_brings_is_not_silent(
+    server: VllmServer, tmp_path: Path
+) -> None:
+    clock = Clock()
+    server.plan = Plan(hold_after=4)
+    lost: list[str] = []
+    async with running([server], publish(tmp_path, 0), look_every_s=1, now=clock) as engine:
+        engine.when_lost(lambda: lost.append("lost"))
+        [future] = engine.generate([request()])
+        await eventually(lambda: server.at_once)
+        server.held["/collective_rpc"] = asyncio.Event()
+        await asked(server, "/collective_rpc")
+        clock.time += 250  # it loads
+        server.held.pop("/collective_rpc").set()
+        await asked(server, "/health", times=2)
+        assert not lost
+        server.gate.set()
+        await future
+
+    assert not lost
+
+
+async def test_a_server_is_not_silent_while_it_is_brought_weights(
+    server: VllmServer, tmp_path: Path
+) -> None:
+    clock = Clock()
+    server.plan = Plan(hold_after=4)
+    lost: list[str] = []
+    settings: Any = {"partial": True, "look_every_s": 1, "now": clock}
+    async with running([server], publish(tmp_path, 0), **settings) as engine:
+        engine.when_lost(lambda: lost.append("lost"))
+        sampled = request()
+        [future] = engine.generate([sampled])
+        await eventually(lambda: server.at_once)
+        server.held["/update_weights"] = asyncio.Event()
+        loading = asyncio.create_task(engine.load(publish(tmp_path, 1)))
+        await asked(server, "/update_weights")
+        clock.time += 250
+        server.held.pop("/update_weights").set()
+        await loading
+        await asked(server, "/health", times=2)
+        assert not lost
+        server.gate.set()
+        await future
+
+    assert spans(sampled) == [("l0", 0, 0, 4), ("l0", 1, 4, 12)]
+
+
+async def test_a_server_that_neither_sends_nor_answers_hangs_however_often_it_may_fail(
+    server: VllmServer, tmp_path: Path
+) -> None:
+    clock = Clock()
+    server.plan = Plan(hold_after=4)
+    settings: Any = {"look_every_s": 1, "eject_after": 1000, "now": clock}
+    async with running([server], publish(tmp_path, 0), **settings) as engine:
+        [future] = engine.generate([request()])
+        await eventually(lambda: server.at_once)
+        server.replies["/collective_rpc"] = Reply(503)
+        await asked(server, "/collective_rpc", times=2)
+        assert not future.done()
+        clock.time += 121
+
+        with pytest.raises(EngineLostError, match=r"sent nothing for 120 s, and .* answered 503"):
+            await future
+
+
+async def test_a_pause_that_is_over_does_not_count_when_the_next_one_is_seen(
+    server: VllmServer, tmp_path: Path
+) -> None:
+    clock = Clock()
+    lost: list[str] = []
+    async with running([server], publish(tmp_path, 0), look_every_s=1, now=clock) as engine:
+        engine.when_lost(lambda: lost.append("lost"))
+        for _ in range(2):  # another worker brings weights
+            server.life.mode, loaded, server.life.loaded = "keep", server.life.loaded, ""
+            await asked(server, "/is_paused", times=2)
+            server.life.mode, server.life.loaded = None, loaded
+            await asked(server, "/health", times=2)
+            clock.time += 1000
+
+    assert not lost
+
+
+async def test_a_server_that_was_started_again_unnoticed_is_looked_at_before_it_gets_weights(
+    server: VllmServer, tmp_path: Path
+) -> None:
+    async with running([server], publish(tmp_path, 0), look_every_s=10_000) as engine:
+        await server.kill()
+        server.config["model_config"]["logprobs_mode"] = "raw_logprobs"
+        await server.open()
+
+        with pytest.raises(EngineError, match="--logprobs-mode is raw_logprobs"):
+            await engine.load(publish(tmp_path, 1))
+
+    assert server.life.label == "default"
+
+
+async def test_a_server_that_was_admitted_while_others_still_take_their_weights_stays(
+    pair: list[VllmServer], tmp_path: Path
+) -> None:
+    quick, slow = pair
+    async with running(pair, publish(tmp_path, 0)) as engine:
+        slow.held["/update_weights"] = asyncio.Event()
+        quick.replies["/update_weights"] = Reply(500, {"error": "no memory"})
+        loading = asyncio.create_task(engine.load(publish(tmp_path, 1)))
+        await eventually(lambda: engine.status().room == 256)
+        quick.replies.clear()
+        await eventually(lambda: engine.status().room == 512)
+        slow.held.pop("/update_weights").set()
+        await loading
+
+        assert engine.status().room == 512
+
+
+async def test_weights_that_were_replaced_while_they_were_tried_are_neither_right_nor_wrong(
+    server: VllmServer, tmp_path: Path
+) -> None:
+    first, second = publish(tmp_path, 0), publish(tmp_path, 1)
+    async with running([server]) as behind, running([server]) as ahead:
+        server.held[GENERATE] = asyncio.Event()
+        trying = asyncio.create_task(behind.load(first))
+        await asked(server, GENERATE)
+        bringing = asyncio.create_task(ahead.load(second))
+        await eventually(lambda: server.life.loaded == str(Tag.of(second)))
+        server.held.pop(GENERATE).set()
+
+        with pytest.raises(EngineError, match="other weights while version 0 was tried"):
+            await trying
+        await bringing
+        await behind.load(second)
+
+
+async def test_nothing_is_seen_of_an_answer_that_broke_off_while_its_weights_were_replaced(
+    server: VllmServer, tmp_path: Path
+) -> None:
+    server.plan = Plan(hold_after=7, break_after=8)
+    settings: Any = {"stream_interval": 3, "look_every_s": 10_000}
+    async with running([server], publish(tmp_path, 0), **settings) as engine:
+        sampled = request()
+        [future] = engine.generate([sampled])
+        await eventually(lambda: engine.status().generated_token_count == 7)
+        server.held["/update_weights"] = asyncio.Event()
+        loading = asyncio.create_task(engine.load(publish(tmp_path, 1)))
+        await eventually(lambda: server.life.mode == "wait")
+        server.plan = Plan()
+        server.gate.set()
+        await eventually(lambda: len(server.generated()) == 2)
+        server.held.pop("/update_weights").set()
+        await asyncio.gather(loading, future)
+
+    assert spans(sampled) == [("l0", 1, 0, 12)]
+
+
+@pytest.mark.parametrize("method", ["headrace_check", "headrace_take_turn"])
+async def test_a_server_whose_answers_cannot_be_read_is_looked_after_all_the_same(
+    method: str, server: VllmServer, tmp_path: Path
+) -> None:
+    async with running([server], publish(tmp_path, 0), look_every_s=1, eject_after=1) as engine:
+        await server.kill()
+        await eventually(lambda: not engine.status().room)
+        setattr(server, f"_{method}", lambda *_: {"welcome": "to somebody else"})
+        await server.open()
+        await asked(server, "/collective_rpc", times=8)
+        delattr(server, f"_{method}")
+        await eventually(lambda: engine.status().room)
+
+
+async def test_an_engine_can_be_closed_while_a_server_is_brought_weights_and_goes_away(
+    server: VllmServer, tmp_path: Path
+) -> None:
+    async with running([server], publish(tmp_path, 0), look_every_s=1, eject_after=1) as engine:
+        await server.kill()
+        await eventually(lambda: not engine.status().room)
+        server.held["/update_weights"] = asyncio.Event()
+        await server.open()
+        await asked(server, "/update_weights")
+        server.replies["/collective_rpc"] = Reply(503)
+
+        await asyncio.wait_for(engine.close(), 30)
+
+
+async def test_what_is_cancelled_when_the_last_server_goes_is_cancelled(
+    server: VllmServer, tmp_path: Path
+) -> None:
+    server.plan = Plan(hold_after=4)
+    async with running([server], publish(tmp_path, 0), max_requests_in_flight=1) as engine:
+        first, waiting = engine.generate([request(session=session) for session in range(2)])
+
+        def hand_back() -> None:
+            waiting.cancel()
+
+        engine.when_lost(hand_back)
+        await eventually(lambda: server.at_once)
+        await server.kill()
+        await asyncio.wait([first, waiting])
+
+    assert isinstance(first.exception(), EngineLostError)
+    assert waiting.cancelled()
