@@ -39,6 +39,7 @@ OWN_ARGUMENTS: Final = {
     "runner": "the model generates",
     "convert": "the model generates",
     "seed": "each life of a worker has its own",
+    "stream_interval": "each token is told with the weights that made it",
     "disable_log_stats": "vLLM's figures are among the worker's metrics",
 }
 """vLLM's arguments that headrace sets, and why."""

@@ -63,7 +63,7 @@ def grow(draft: prompt_pb2.Draft, piece: prompt_pb2.Draft) -> None:
     draft.token_ids.extend(piece.token_ids)
     draft.logprobs.extend(piece.logprobs)
     for span in piece.weight_spans:
-        spans.append(draft.weight_spans, span)
+        spans.extend(draft.weight_spans, span, span.begin, span.end)
 
 
 def cut(draft: prompt_pb2.Draft, newest: int) -> prompt_pb2.Draft:

@@ -7,18 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, MutableSequence, Sequence
 
-from headrace.v1 import trajectory_pb2
+from headrace.v1 import prompt_pb2, trajectory_pb2
 
 
-def append(
-    spans: MutableSequence[trajectory_pb2.WeightSpan], span: trajectory_pb2.WeightSpan
+def extend(
+    spans: MutableSequence[trajectory_pb2.WeightSpan],
+    weights: prompt_pb2.WeightsId | trajectory_pb2.WeightSpan,
+    begin: int,
+    end: int,
 ) -> None:
-    """Add a span that begins where the last one ends; one of the same version grows instead."""
+    """Have tokens that one version made follow where the last span ends; its own span grows."""
     last = spans[-1] if spans else None
-    if last is not None and (last.lineage, last.version) == (span.lineage, span.version):
-        last.end = span.end
-    else:
-        spans.append(span)
+    if last is not None and last.version == weights.version and last.lineage == weights.lineage:
+        last.end = end
+        return
+    span = trajectory_pb2.WeightSpan(
+        lineage=weights.lineage, version=weights.version, begin=begin, end=end
+    )
+    spans.append(span)
 
 
 def clipped(

@@ -55,15 +55,7 @@ class Response:
         begin = len(self.token_ids)
         self.token_ids.extend(token_ids)
         self.logprobs.extend(logprobs)
-        spans.append(
-            self.weight_spans,
-            trajectory_pb2.WeightSpan(
-                lineage=weights.lineage,
-                version=weights.version,
-                begin=begin,
-                end=len(self.token_ids),
-            ),
-        )
+        spans.extend(self.weight_spans, weights, begin, len(self.token_ids))
 
     def attribute(self, begin: int, shares: Iterable[tuple[prompt_pb2.WeightsId, int]]) -> None:
         """Say anew what made the tokens from a place on: weights, each with a number of tokens."""

@@ -230,7 +230,7 @@ class VllmEngine:
     async def _start_life(self, directory: Path, weights: prompt_pb2.WeightsId) -> None:
         # Imported here: it takes long, and is done in `start`.
         from headrace.rollout.engines.vllm_life import Life
-        from headrace.rollout.engines.vllm_stats import StatKeeper
+        from headrace.rollout.engines.vllm_stats import kept_in
 
         with self._waits.waiting(
             "vLLM to start", owner="vllm", ends_when="the model is loaded", stall_after_s=_START_S
@@ -243,7 +243,7 @@ class VllmEngine:
                 seed=self._seed,
                 receives=self._receives,
             )
-            life = await Life.start(config, lambda: StatKeeper(self._load), label_of(weights))
+            life = await Life.start(config, kept_in(self._load), label_of(weights))
         self._keeper.have(life)
         self._weights = weights
         self._gate.places = life.max_sequences + life.max_sequences // 4
@@ -339,7 +339,8 @@ class VllmEngine:
         async with aclosing(pieces):
             async for last in pieces:
                 weights = self._weights
-                await self._agreed.wait()
+                if not self._agreed.is_set():
+                    await self._agreed.wait()
                 if life is not self._life:
                     raise EngineLostError("vLLM was lost before its weights were known to be right")
                 response.extend(last.token_ids, last.logprobs, weights)

@@ -10,18 +10,19 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import gc
 import multiprocessing
 import os
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from itertools import count
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 import psutil
 from vllm.distributed.weight_transfer.base import (
     WeightTransferInitRequest,
     WeightTransferUpdateRequest,
 )
+from vllm.envs import enable_envs_cache
 from vllm.inputs.engine import tokens_input
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -38,8 +39,7 @@ _CORE_NAME: Final = "EngineCore"
 """How the names of vLLM's processes begin, as multiprocessing has them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """Some more tokens of a sequence, at least one."""
 
     token_ids: Sequence[int]
@@ -66,12 +66,12 @@ class Life:
         """Whether its processes are in a group that the trainer sends weights to."""
 
     @classmethod
-    async def start(cls, config: Any, stats: Callable[[], StatLoggerBase], label: str) -> Self:
+    async def start(cls, config: Any, stats: type[StatLoggerBase], label: str) -> Self:
         """Start vLLM with a directory of weights, which are called `label` from then on.
 
         Args:
             config: Its `VllmConfig`.
-            stats: Makes what is told of each step.
+            stats: What is told of each step.
             label: The name of the weights.
 
         Raises:
@@ -83,7 +83,7 @@ class Life:
             asyncio.to_thread(
                 AsyncLLM.from_vllm_config,
                 config,
-                stat_loggers=[lambda *_: stats()],
+                stat_loggers=[stats],
                 disable_log_stats=True,  # vLLM's own loggers
             )
         )
@@ -96,6 +96,8 @@ class Life:
             await asyncio.to_thread(_kill, _cores())
             raise
         life = cls(llm, _with_descendants(_cores()))
+        enable_envs_cache()  # it looks one up with each token
+        _freeze_heap()
         try:
             await llm.update_weight_version(label)
         except BaseException:
@@ -262,8 +264,18 @@ class Life:
         await asyncio.to_thread(_kill, self._processes)
 
 
+def _freeze_heap() -> None:
+    """Spare Python's collector what vLLM has made: to look through it takes half a second.
+
+    It would do that with every few ten thousand tokens.
+    """
+    gc.unfreeze()  # what is left of an earlier life goes
+    gc.collect()
+    gc.freeze()
+
+
 def _piece(output: Any) -> Piece:
-    [made] = output.outputs
+    made = output.outputs[0]
     pairs = zip(made.token_ids, made.logprobs or (), strict=True)
     return Piece(
         made.token_ids,
