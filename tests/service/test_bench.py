@@ -22,6 +22,9 @@ from headrace.config.rollout import TorchEngine
 from headrace.errors import UsageError
 
 FEW, MANY = 1_000, 100_000
+TOY = rollout.Size(
+    "toy", layers=4, heads=4, kv_heads=2, intermediate=768, groups=64, most_tokens=4, has_goal=True
+)
 
 
 def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -121,12 +124,14 @@ async def test_the_worker_is_compared_on_as_much_work_as_the_bare_engine_does(
     tmp_path: Path,
 ) -> None:
     engine = {"kind": "torch", "max_batch_sequences": 128, "threads": 1}
-    comparison = rollout.Comparison(tmp_path, engine, most_tokens=4)
+    comparison = rollout.Comparison(tmp_path, engine, TOY)
 
     found = await rollout.compare("torch", comparison, rounds=1)
 
-    [ours], [theirs] = (found.laps[f"rollout, torch, {way}"].counted for way in ("worker", "bare"))
-    most = 4 * rollout.GROUPS * rollout.SESSIONS
+    [ours], [theirs] = (
+        found.laps[f"rollout, torch, toy, {way}"].counted for way in ("worker", "bare")
+    )
+    most = TOY.most_tokens * TOY.groups * rollout.SESSIONS
     assert 0.9 * most < ours.items <= most
     assert 0.9 * most < theirs.items <= most
     [goal] = found.goals
@@ -136,7 +141,7 @@ async def test_the_worker_is_compared_on_as_much_work_as_the_bare_engine_does(
 async def test_a_bare_engine_that_is_given_up_ends_in_the_midst_of_its_sequences(
     tmp_path: Path,
 ) -> None:
-    comparison = rollout.Comparison(tmp_path, {"kind": "torch"}, most_tokens=200)
+    comparison = rollout.Comparison(tmp_path, {"kind": "torch"}, TOY)
     weights = await asyncio.to_thread(comparison.write_weights, "l0")
     engine = BareTorch(TorchEngine(max_batch_sequences=64), Path(weights.uri), eos_id=-1)
     generating = asyncio.create_task(engine.generate([[5, 6]] * 400_000, most_tokens=200))

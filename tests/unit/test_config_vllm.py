@@ -51,6 +51,10 @@ def file(tmp_path: Path) -> Path:
             "drawn from the distribution that the trainer computes",
         ),
         (
+            "rollout.engine.engine_args={stream_interval: 8}",
+            "rollout.engine.engine_args.stream_interval: is not yours to set: each token is told",
+        ),
+        (
             "rollout.engine.engine_args={model: other}",
             "rollout.engine.engine_args.model: is not yours to set: headrace loads the weights",
         ),

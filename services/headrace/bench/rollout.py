@@ -2,8 +2,11 @@
 
 Under a worker: groups are fed, leased, generated, scored, stored on disk and recorded, by the real
 worker, ledger and store, from the first prompt to the trainer's batch. Bare: the engine samples as
-many responses to prompts of the same kind, and forgets them. Small models make the most of the
-difference: what a worker does costs the same for a large one.
+many responses to prompts of the same kind, and forgets them.
+
+What a worker does costs the same for any model. So there are two: one of the size of the smallest
+that people train, and a toy that makes tokens as fast as a GPU does, with no more cores than there
+are here.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import os
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
@@ -34,34 +38,67 @@ LEAST_RATIO: Final = 0.95
 HEADING: Final = (
     "rollout: CPU that the worker adds to its process per token; tokens per second / bare engine's"
 )
-GROUPS: Final = 64
 SESSIONS: Final = 8
 PROMPT_TOKENS: Final = 32
-BATCH: Final = 128
-"""Sequences that an engine samples together: a quarter of a step's, so that what a worker does with
-those that are done falls into the time of others, but for the last."""
 ALPHABET: Final = "".join(chr(0x4E00 + i) for i in range(509))
 """Many tokens, so that few responses end before their limit."""
-MODEL: Final[dict[str, Any]] = {
-    "hidden_size": 256,
-    "intermediate_size": 768,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "max_position_embeddings": 256,
-    "tie_word_embeddings": False,
-}
 
 
-def _engines() -> dict[str, dict[str, Any]]:
+@dataclass(frozen=True)
+class Size:
+    """A model, and how much of it is sampled in a lap."""
+
+    name: str
+    layers: int
+    heads: int
+    """Of 64 numbers each."""
+    kv_heads: int
+    intermediate: int
+    groups: int
+    """Of prompts, in a step."""
+    most_tokens: int
+    """Of a response."""
+    has_goal: bool
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The model's."""
+        return {
+            "hidden_size": 64 * self.heads,
+            "intermediate_size": self.intermediate,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "head_dim": 64,
+            "max_position_embeddings": 256,
+            "tie_word_embeddings": False,
+        }
+
+    @property
+    def batch(self) -> int:
+        """Sequences that an engine samples together: a quarter of a step's.
+
+        So what a worker does with those that are done falls into the time of others, but for the
+        last.
+        """
+        return self.groups * SESSIONS // 4
+
+
+def sizes(*, is_quick: bool) -> list[Size]:
+    """Give both models."""
+    toy = Size("4 layers", 4, 4, 2, 768, 64, 64 if is_quick else 128, has_goal=False)
+    small = Size("SmolLM2-135M's", 30, 9, 3, 1536, 8, 32 if is_quick else 64, has_goal=True)
+    return [toy, small]
+
+
+def _engines(batch: int) -> dict[str, dict[str, Any]]:
     """Give the sections of the engines that are installed, by kind.
 
     An engine gets half of the cores: the rest of headrace has the others.
     """
     threads = max(1, (os.cpu_count() or 1) // 2)
     found: dict[str, dict[str, Any]] = {
-        "torch": {"kind": "torch", "max_batch_sequences": BATCH, "threads": threads}
+        "torch": {"kind": "torch", "max_batch_sequences": batch, "threads": threads}
     }
     if find_spec("vllm") is not None:
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # its warnings would fill the terminal
@@ -69,7 +106,7 @@ def _engines() -> dict[str, dict[str, Any]]:
             "kind": "vllm",
             "threads": threads,
             "kv_cache_memory_bytes": 2**28,
-            "engine_args": {"max_num_seqs": BATCH},
+            "engine_args": {"max_num_seqs": batch},
         }
     return found
 
@@ -80,14 +117,15 @@ class Comparison:
     Args:
         directory: where all files go.
         engine: its section.
-        most_tokens: of a response.
+        size: of the model, and of a lap.
 
     """
 
-    def __init__(self, directory: Path, engine: dict[str, Any], most_tokens: int) -> None:
+    def __init__(self, directory: Path, engine: dict[str, Any], size: Size) -> None:
         self.directory = directory
+        self.size = size
         self._engine = engine
-        self._most_tokens = most_tokens
+        self._most_tokens = size.most_tokens
         self._numbers = random.Random(0)
         self._weights = prompt_pb2.PublishedWeights()
         self._eos_id = load_tokenizer(self.make_config({}).model).eos_id
@@ -99,13 +137,13 @@ class Comparison:
                 "run": {"run_dir": str(self.directory), "run_id": "bench"},
                 "data": {
                     "source": {"kind": "jsonl", "path": "none"},
-                    "train_batch_size": GROUPS,
+                    "train_batch_size": self.size.groups,
                     "max_prompt_length": PROMPT_TOKENS,
                     "max_response_length": self._most_tokens,
                 },
                 "model": {
                     "architecture": "qwen3",
-                    "options": MODEL,
+                    "options": self.size.options,
                     "tokenizer": {"alphabet": ALPHABET, "eos": "."},
                 },
                 "rollout": {"n": SESSIONS, "engine": self._engine},
@@ -142,7 +180,7 @@ class Comparison:
         """Make prompts that were never there before, so that no cache knows them."""
         return [
             [self._numbers.randrange(2, len(ALPHABET)) for _ in range(PROMPT_TOKENS)]
-            for _ in range(GROUPS)
+            for _ in range(self.size.groups)
         ]
 
     def under_worker(self, run: Run) -> Way:
@@ -192,15 +230,15 @@ class Comparison:
 
 
 async def measure(setting: Setting) -> Findings:
-    """Measure each engine that is installed."""
-    rounds, most_tokens = (3, 64) if setting.is_quick else (5, 128)
+    """Measure each engine that is installed, with each model."""
+    rounds = 3 if setting.is_quick else 5
     findings = Findings(rows=[Row(HEADING)])
-    engines = _engines()
-    for kind, engine in engines.items():
-        directory = setting.scratch / kind
-        directory.mkdir()
-        findings += await compare(kind, Comparison(directory, engine, most_tokens), rounds)
-    if "vllm" not in engines:
+    for size in sizes(is_quick=setting.is_quick):
+        for kind, engine in _engines(size.batch).items():
+            directory = setting.scratch / f"{kind}-{size.layers}"
+            directory.mkdir()
+            findings += await compare(kind, Comparison(directory, engine, size), rounds)
+    if find_spec("vllm") is None:
         findings.notes.append("rollout: vllm is left out, as it is not installed: docs/vllm.md")
     return findings
 
@@ -216,16 +254,16 @@ async def compare(kind: str, comparison: Comparison, rounds: int) -> Findings:
             laps = await interleaved(
                 {"worker": under_worker, "bare": comparison.bare(engine)}, rounds=rounds
             )
-    return _findings(kind, laps)
+    return _findings(kind, comparison.size, laps)
 
 
-def _findings(kind: str, laps: dict[str, Laps]) -> Findings:
+def _findings(kind: str, size: Size, laps: dict[str, Laps]) -> Findings:
     ratio = laps["worker"].over(laps["bare"])
     added_s = laps["worker"].cpu_per_item_s - laps["bare"].cpu_per_item_s
-    name = f"{kind}, {GROUPS} groups of {SESSIONS}"
-    goal = f"tokens through a worker, {kind}, / the bare engine's"
+    what = f"{kind}, {size.name}"
+    goal = f"tokens through a worker, {what}, / the bare engine's"
     return Findings(
-        rows=[Row(name, microseconds(added_s), bare=ratio)],
-        goals=[Goal.at_least(goal, LEAST_RATIO, ratio.median, "x")],
-        laps={f"rollout, {kind}, {way}": done for way, done in laps.items()},
+        rows=[Row(what, microseconds(added_s), bare=ratio)],
+        goals=[Goal.at_least(goal, LEAST_RATIO, ratio.median, "x")] if size.has_goal else [],
+        laps={f"rollout, {what}, {way}": done for way, done in laps.items()},
     )
