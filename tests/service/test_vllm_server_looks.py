@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from structlog.testing import capture_logs
-from vllm_bench import request, running, spans
+from vllm_bench import engine_of, request, running, spans
 from vllm_http import Plan, Reply, VllmServer, publish, serving
 from worker_scene import eventually
 
 from headrace.rollout.engines.base import EngineError, EngineLostError
 from headrace.rollout.engines.vllm_server.facts import GENERATE
 from headrace.rollout.engines.vllm_server.tag import Tag
+from headrace.rpc.waits import Waits
 
 
 class Clock:
@@ -63,6 +64,30 @@ async def test_the_log_says_when_a_server_is_used_and_when_no_more(
     assert [each for each in told if each != "server_still_out"] == [
         "server_found", "server_admitted", "server_ejected", "server_admitted",
     ]  # fmt: skip
+
+
+async def test_it_is_named_what_servers_are_waited_for(server: VllmServer, tmp_path: Path) -> None:
+    waits = Waits(stall_after_s=60)
+
+    def named() -> list[tuple[str, str]]:
+        return [(wait.name, wait.ends_when) for wait in waits.snapshot()]
+
+    engine = engine_of([server], waits=waits)
+    for path, work, name, ends_when in [
+        ("/version", engine.start(), "servers to say what they are", ""),
+        (
+            "/pause", engine.load(publish(tmp_path, 3)),
+            "servers to take weights", "each has version 3, or is left out",
+        ),
+    ]:  # fmt: skip
+        server.held[path] = asyncio.Event()
+        working = asyncio.create_task(work)
+        await asked(server, path)
+        assert named() == [(name, ends_when)]
+        server.held[path].set()
+        await working
+        assert not named()
+    await engine.close()
 
 
 async def test_a_server_that_loads_what_another_worker_brings_is_not_silent(
@@ -218,14 +243,22 @@ async def test_nothing_is_seen_of_an_answer_that_broke_off_while_its_weights_wer
     assert spans(sampled) == [("l0", 1, 0, 12)]
 
 
-@pytest.mark.parametrize("method", ["headrace_check", "headrace_take_turn"])
+@pytest.mark.parametrize(
+    ("method", "answer"),
+    [
+        ("headrace_check", {"welcome": "to somebody else"}),
+        ("headrace_take_turn", {"welcome": "to somebody else"}),
+        ("headrace_take_turn", {"owner": []}),
+        ("headrace_weights", {"tag": []}),
+    ],
+)
 async def test_a_server_whose_answers_cannot_be_read_is_looked_after_all_the_same(
-    method: str, server: VllmServer, tmp_path: Path
+    method: str, answer: dict[str, Any], server: VllmServer, tmp_path: Path
 ) -> None:
     async with running([server], publish(tmp_path, 0), look_every_s=1, eject_after=1) as engine:
         await server.kill()
         await eventually(lambda: not engine.status().room)
-        setattr(server, f"_{method}", lambda *_: {"welcome": "to somebody else"})
+        setattr(server, f"_{method}", lambda *_: answer)
         await server.open()
         await asked(server, "/collective_rpc", times=8)
         delattr(server, f"_{method}")

@@ -480,6 +480,7 @@ async def test_a_server_that_lacks_an_endpoint_is_refused_with_how_to_start_it(
         ("weight_transfer_config", "backend", "nccl", "--weight-transfer-config is nccl"),
         (None, "speculative_config", {"method": "ngram"}, "--speculative-config is {'method'"),
         (None, "watermark_config", {"alpha": 0.5}, "--watermark-config is {'alpha': 0.5}, it must"),
+        (None, "kv_transfer_config", {"kv_connector": "Some"}, "--kv-offloading-size is {'kv_conn"),
     ],
 )
 async def test_a_server_that_was_started_otherwise_is_refused_with_how_to_start_it(
@@ -505,7 +506,10 @@ async def test_a_server_that_refuses_the_key_is_named(server: VllmServer) -> Non
     assert "rollout.engine.api_key_file" in await unfit(server)
 
 
-async def test_a_server_that_nobody_knows_the_form_of_is_refused(server: VllmServer) -> None:
-    server.config.clear()
+@pytest.mark.parametrize("section", ["model_config", "weight_transfer_config"])
+async def test_a_server_that_nobody_knows_the_form_of_is_refused(
+    section: str, server: VllmServer
+) -> None:
+    server.config[section] = "of another kind"
 
     assert "/server_info is not what vLLM 0.32 says of itself" in await unfit(server)

@@ -14,6 +14,7 @@ from headrace.config.vllm_server import VllmServerEngine as Config
 from headrace.rollout.engines.base import SampleRequest
 from headrace.rollout.engines.vllm_server.engine import VllmServerEngine
 from headrace.rollout.engines.vllm_server.make import make
+from headrace.rpc.waits import Waits
 
 HASTE = 100
 """How much faster the engine's pauses pass than they would."""
@@ -28,6 +29,7 @@ def engine_of(
     *,
     partial: bool = False,
     drain_s: float = 20,
+    waits: Waits | None = None,
     now: Callable[[], float] = time.monotonic,
     **settings: Any,
 ) -> VllmServerEngine:
@@ -38,7 +40,7 @@ def engine_of(
     )
     return make(
         config, eos_id=EOS, max_length=64, partial=partial, max_generation_s=drain_s,
-        now=now, sleep=hasty,
+        waits=waits or Waits(stall_after_s=60), now=now, sleep=hasty,
     )  # fmt: skip
 
 

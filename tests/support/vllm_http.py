@@ -131,6 +131,7 @@ class VllmServer:
             "weight_transfer_config": {"backend": BACKEND},
             "speculative_config": None,
             "watermark_config": None,
+            "kv_transfer_config": None,
         }
         self.metrics = ""
         """What it says of its work."""

@@ -58,13 +58,22 @@ def test_a_server_that_keeps_no_figures_has_none() -> None:
     assert figures.load is None
 
 
-def test_what_cannot_be_read_is_an_error_and_changes_nothing() -> None:
+@pytest.mark.parametrize(
+    "text",
+    [
+        "vllm:num_requests_running{} many",
+        "vllm:num_requests_running{, =1}",
+        metrics((1, 0, 0.1, float("nan"), 20, 10)),
+        metrics((1, 0, 0.1, 0, float("inf"), 10)),
+    ],
+)
+def test_what_cannot_be_read_is_an_error_and_changes_nothing(text: str) -> None:
     figures = Figures()
     figures.take(metrics((1, 0, 0.1, 0, 20, 10)))
     before = figures.load
 
-    with pytest.raises(MalformedError, match="vllm:num_requests_running"):
-        figures.take("vllm:num_requests_running{} many")
+    with pytest.raises(MalformedError, match="metrics that cannot be read"):
+        figures.take(text)
 
     assert figures.load == before
 

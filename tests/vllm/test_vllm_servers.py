@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import shutil
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -12,6 +14,7 @@ from typing import Any
 
 import probed
 import pytest
+import vllm_http
 from safetensors.torch import load_file, save_file
 from vllm_process import ServerProcess, server_process
 from vllm_world import EOS, MARKS, POSITIONS, gap, make_model, request, sampled
@@ -22,6 +25,7 @@ from headrace.rollout.engines.base import EngineError, EngineLostError, Sample, 
 from headrace.rollout.engines.vllm_server.calls import Calls
 from headrace.rollout.engines.vllm_server.engine import VllmServerEngine
 from headrace.rollout.engines.vllm_server.make import make
+from headrace.rpc.waits import Waits
 
 pytestmark = [*MARKS, pytest.mark.timeout(1800)]
 
@@ -50,7 +54,10 @@ async def running(
             "stream_interval": 4, "update_timeout_s": 30, **settings,
         }
     )  # fmt: skip
-    engine = make(config, eos_id=EOS, max_length=POSITIONS, partial=keeps, max_generation_s=120)
+    engine = make(
+        config, eos_id=EOS, max_length=POSITIONS, partial=keeps, max_generation_s=120,
+        waits=Waits(stall_after_s=600),
+    )  # fmt: skip
     await engine.start()
     try:
         yield engine
@@ -220,3 +227,29 @@ async def test_a_server_that_is_killed_is_used_again_when_it_was_started_again(
 
 def _has_any(asked: list[SampleRequest], count: int) -> bool:
     return any(len(each.response.token_ids) > count for each in asked)
+
+
+def test_files_that_a_worker_took_along_are_checked_again_where_another_has_them(
+    tmp_path: Path,
+) -> None:
+    from headrace.rollout.engines.vllm_server.extension import ServerExtension
+
+    first = vllm_http.publish(tmp_path / "one", 0)
+    copy = tmp_path / "other"
+    shutil.copytree(first.uri, copy)
+    extension = ServerExtension()
+
+    def checked(uri: str) -> list[str]:
+        states: list[str] = []
+        while states[-1:] not in (["checked"], ["wrong"]):
+            answer = extension.headrace_check(uri, first.checksum, "l0", "0")
+            states.append(answer["state"])
+            time.sleep(0.01)
+        return states
+
+    assert checked(first.uri)[-1] == "checked"
+    assert checked(str(copy)) == ["checked"], "files that were checked are not read again"
+    shutil.rmtree(first.uri)
+    assert checked(str(copy))[-1] == "checked"
+    shutil.rmtree(copy)
+    assert checked(str(copy))[-1] == "wrong"

@@ -29,7 +29,7 @@ def make_engine(
     if isinstance(section, VllmEngineConfig):
         return _make_vllm(section, config, tokenizer, waits)
     if isinstance(section, VllmServerEngineConfig):
-        return _make_vllm_server(section, config, tokenizer)
+        return _make_vllm_server(section, config, tokenizer, waits)
     if isinstance(section, ScriptedEngineConfig):
         return _make_scripted(section, config, tokenizer)
     return _make_torch(section, config, tokenizer, batch_ended)
@@ -88,7 +88,7 @@ def _make_vllm(
 
 
 def _make_vllm_server(
-    section: VllmServerEngineConfig, config: Config, tokenizer: Tokenizer
+    section: VllmServerEngineConfig, config: Config, tokenizer: Tokenizer, waits: Waits
 ) -> Engine:
     try:
         from headrace.rollout.engines.vllm_server.make import make
@@ -103,4 +103,5 @@ def _make_vllm_server(
         max_length=config.data.max_prompt_length + config.data.max_response_length,
         partial=config.rollout.partial_rollout,
         max_generation_s=config.rollout.max_generation_s,
+        waits=waits,
     )

@@ -33,6 +33,7 @@ from headrace.rollout.engines.vllm_server.figures import together
 from headrace.rollout.engines.vllm_server.seats import Seats
 from headrace.rollout.engines.vllm_server.server import Server
 from headrace.rollout.engines.weights import confirm_manifest
+from headrace.rpc.waits import Waits
 from headrace.v1 import prompt_pb2
 from headrace.weights.manifest import MANIFEST_NAME, parse
 from headrace.weights.probe import PROBE_NAME
@@ -57,6 +58,7 @@ class VllmServerEngine:
     Args:
         config: The engine's section.
         servers: One for each of its URLs.
+        waits: Where it is named what is waited for.
         now: Seconds of a monotonic clock.
         sleep: How time passes.
         jitter: Uniform in [0, 1).
@@ -70,12 +72,14 @@ class VllmServerEngine:
         config: VllmServerEngineConfig,
         servers: Sequence[Server],
         *,
+        waits: Waits,
         now: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         jitter: Callable[[], float] = random.random,
     ) -> None:
         self._config = config
         self._servers = servers
+        self._waits = waits
         self._now = now
         self._sleep = sleep
         self._jitter = jitter
@@ -101,9 +105,10 @@ class VllmServerEngine:
             UsageError: One of them cannot be used as it was started.
 
         """
-        outcomes = await asyncio.gather(
-            *(server.inspect() for server in self._servers), return_exceptions=True
-        )
+        with self._waits.waiting("servers to say what they are", owner=self.kind):
+            outcomes = await asyncio.gather(
+                *(server.inspect() for server in self._servers), return_exceptions=True
+            )
         unfit = [str(each) for each in outcomes if isinstance(each, UnfitServerError)]
         if unfit:
             raise UsageError("\n".join(unfit))
@@ -156,7 +161,9 @@ class VllmServerEngine:
         """
         target = _Target(weights, await asyncio.to_thread(_read_probe, weights))
         before, self._target = self._target, target
-        outcomes = await self._bring_all()
+        ends_when = f"each has version {weights.id.version}, or is left out"
+        with self._waits.waiting("servers to take weights", owner=self.kind, ends_when=ends_when):
+            outcomes = await self._bring_all()
         failed: list[EngineError] = []
         for outcome in outcomes:
             if isinstance(outcome, EngineError):

@@ -88,13 +88,18 @@ class ServerExtension(vllm_weights.Extension):
     def headrace_check(self, uri: str, checksum: str, lineage: str, version: str) -> dict[str, str]:
         """Check the files of published weights; say whether that is under way, done, or what is wrong.
 
-        Repeated, it tells how the same check ended; one that failed is made again.
+        Repeated, it tells how the same check ended; one that failed is made again, and so is one of
+        files that are gone: workers may have some of their own each.
         """
         tag = str(Tag(lineage, int(version), checksum))
         check = _checks.get(tag)
-        if check is not None and check.done() and check.exception() is not None:
-            del _checks[tag]
-            return {"state": "wrong", "why": _reason(check.exception())}
+        if check is not None and check.done():
+            if (error := check.exception()) is not None:
+                del _checks[tag]
+                return {"state": "wrong", "why": _reason(error)}
+            if not (check.result() / _WEIGHTS).exists():
+                del _checks[tag]
+                check = None
         if check is None:
             while len(_checks) >= _MOST_CHECKS:
                 del _checks[next(iter(_checks))]
@@ -137,7 +142,7 @@ class ServerExtension(vllm_weights.Extension):
         return {"tag": getattr(engine, "tag", "")}
 
 
-def _reason(error: BaseException | None) -> str:
+def _reason(error: BaseException) -> str:
     if isinstance(error, HeadraceError):
         return str(error)
     return f"{type(error).__name__}: {error}"

@@ -72,7 +72,7 @@ async def read_facts(calls: Calls) -> Facts:
             dtype=str(model["dtype"]).removeprefix("torch."),
             max_positions=int(model["max_model_len"]),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UnfitServerError(
             f"{calls.host}: /server_info is not what vLLM 0.32 says of itself ({error!r}): its "
             "version is not known here"
@@ -105,6 +105,8 @@ def _problem(config: Mapping[str, Any]) -> str | None:
         "--logits-processors": (None, model["logits_processors"] or None),
         "--speculative-config": (None, config["speculative_config"]),
         "--watermark-config": (None, config["watermark_config"]),
+        # What keeps keys and values elsewhere need not forget those of older weights.
+        "--kv-transfer-config or --kv-offloading-size": (None, config["kv_transfer_config"]),
         "--weight-transfer-config": (BACKEND, transfer.get("backend")),
         "--worker-extension-cls": (EXTENSION, config["parallel_config"]["worker_extension_cls"]),
     }

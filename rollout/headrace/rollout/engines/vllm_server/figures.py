@@ -5,6 +5,7 @@ Counters go on when the server is started again and begins anew. Knows nothing o
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -86,10 +87,17 @@ def _read(text: str) -> Mapping[str, Sequence[float]]:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
                 if sample.name in _ALL:
-                    found[sample.name].append(sample.value)
-    except ValueError as error:
+                    found[sample.name].append(_finite(sample.value))
+    except (ValueError, IndexError) as error:  # the parser raises both
         raise MalformedError(f"metrics that cannot be read ({error}): {text[:200]}") from error
     return found
+
+
+def _finite(value: float) -> float:
+    if not math.isfinite(value):
+        msg = f"{value} is no figure"
+        raise ValueError(msg)
+    return value
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -13,6 +13,7 @@ from headrace.rollout.engines.vllm_server.calls import Calls
 from headrace.rollout.engines.vllm_server.engine import VllmServerEngine
 from headrace.rollout.engines.vllm_server.server import Server
 from headrace.rollout.engines.vllm_server.sync import Sync
+from headrace.rpc.waits import Waits
 
 
 def make(
@@ -22,6 +23,7 @@ def make(
     max_length: int,
     partial: bool,
     max_generation_s: float,
+    waits: Waits,
     now: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> VllmServerEngine:
@@ -33,6 +35,7 @@ def make(
         max_length: The most tokens of a prompt with its response.
         partial: Whether sequences under way go on with newer weights.
         max_generation_s: The longest that a sequence may take.
+        waits: Where it is named what is waited for.
         now: Seconds of a monotonic clock.
         sleep: How time passes.
 
@@ -67,4 +70,4 @@ def make(
         )
 
     servers = [server(url) for url in config.base_urls]
-    return VllmServerEngine(config, servers, now=now, sleep=sleep)
+    return VllmServerEngine(config, servers, waits=waits, now=now, sleep=sleep)

@@ -69,7 +69,7 @@ class Sync:
         info = await self._calls.get("/weight_info", timeout_s=self._update_s)
         label = str(_field(info, "weight_version"))
         found = await self._rpc("headrace_weights")
-        return Tag.parse(label) if {_field(each, "tag") for each in found} == {label} else None
+        return Tag.parse(label) if {str(_field(each, "tag")) for each in found} == {label} else None
 
     async def bring(self, published: prompt_pb2.PublishedWeights) -> None:
         """See that the server has these weights.
@@ -144,7 +144,7 @@ class Sync:
     async def _take(self) -> bool:
         # Longer than the longest time in which the server can do nothing else than load.
         found = await self._rpc("headrace_take_turn", self._owner, str(self._update_s))
-        owners = {_field(each, "owner") for each in found}
+        owners = {str(_field(each, "owner")) for each in found}
         if owners == {self._owner}:
             return True
         if self._owner in owners:  # of some of its processes: let the other one have them all
