@@ -279,6 +279,23 @@ async def test_an_engine_can_be_closed_while_a_server_is_brought_weights_and_goe
         await asyncio.wait_for(engine.close(), 30)
 
 
+async def test_a_turn_that_comes_to_one_who_was_cancelled_is_given_up(
+    server: VllmServer, tmp_path: Path
+) -> None:
+    async with running([server], publish(tmp_path, 0)) as engine:
+        loading = asyncio.create_task(engine.load(publish(tmp_path, 1)))
+
+        def give_and_cancel(owner: str, seconds: str) -> Any:
+            loading.cancel()
+            return VllmServer._headrace_take_turn(server, owner, seconds)
+
+        setattr(server, "_headrace_take_turn", give_and_cancel)  # noqa: B010
+        await asyncio.wait([loading])
+
+        assert loading.cancelled()
+        assert server.life.owner == ""
+
+
 async def test_what_is_cancelled_when_the_last_server_goes_is_cancelled(
     server: VllmServer, tmp_path: Path
 ) -> None:

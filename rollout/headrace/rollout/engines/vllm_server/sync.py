@@ -128,16 +128,19 @@ class Sync:
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
         """Be the only one who updates this server. The turn is renewed."""
-        async with self._limit(self._drain_s + self._update_s, "its turn"):
-            while not await self._take():
-                await self._sleep(_POLL_S)
-        renewing = asyncio.create_task(self._renew(), name="turn")
+        renewing: asyncio.Task[None] | None = None
         try:
+            async with self._limit(self._drain_s + self._update_s, "its turn"):
+                while not await self._take():
+                    await self._sleep(_POLL_S)
+            renewing = asyncio.create_task(self._renew(), name="turn")
             yield
         finally:
-            renewing.cancel()
-            await asyncio.gather(renewing, return_exceptions=True)
-            with suppress(EngineError):  # it runs out by itself
+            if renewing is not None:
+                renewing.cancel()
+                await asyncio.gather(renewing, return_exceptions=True)
+            # Also of one that it may have got without knowing. If this fails it runs out by itself.
+            with suppress(EngineError):
                 async with self._limit(_LET_GO_S, "the end of its turn"):
                     await self._rpc("headrace_end_turn", self._owner)
 
