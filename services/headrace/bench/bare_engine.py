@@ -135,5 +135,7 @@ class BareVllm:
 
     async def close(self) -> None:
         """End vLLM's process."""
+        if (reading := self._llm.output_handler) is not None:
+            reading.cancel()  # it would print that the process has ended
         await asyncio.to_thread(self._llm.shutdown)
         await asyncio.sleep(0)  # it has the loop close its sockets
