@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from structlog.testing import capture_logs
-from vllm_bench import engine_of, request, running, spans
+from vllm_bench import engine_of, hasty, request, running, spans
 from vllm_http import Plan, Reply, VllmServer, publish, serving
 from worker_scene import eventually
 
@@ -202,6 +202,40 @@ async def test_a_server_that_was_admitted_while_others_still_take_their_weights_
         await loading
 
         assert engine.status().room == 512
+
+
+async def test_a_server_that_is_left_while_its_weights_are_tried_is_used_again_if_they_are_right(
+    server: VllmServer, tmp_path: Path
+) -> None:
+    server.plan = Plan(hold_after=4, break_after=5)
+    settings: Any = {"partial": True, "look_every_s": 10_000, "eject_after": 1}
+    async with running([server], publish(tmp_path, 0), **settings) as engine:
+        [future] = engine.generate([request()])
+        await eventually(lambda: server.at_once)
+        server.held[GENERATE] = asyncio.Event()
+        loading = asyncio.create_task(engine.load(publish(tmp_path, 1)))
+        await asked(server, GENERATE)
+        server.gate.set()
+        await eventually(lambda: not engine.status().room)
+        server.held.pop(GENERATE).set()
+        await loading
+        assert engine.status().room == 256
+        assert isinstance(future.exception(), EngineLostError)
+
+
+async def test_a_mistake_of_the_watch_does_not_end_it(server: VllmServer, tmp_path: Path) -> None:
+    look_s, mistakes = 0.7, ["of ours"]
+
+    async def sleep(seconds: float) -> None:
+        await hasty(seconds)
+        if seconds == look_s and mistakes:
+            raise RuntimeError(mistakes.pop())
+
+    settings: Any = {"look_every_s": look_s, "sleep": sleep}
+    async with running([server], publish(tmp_path, 0), **settings) as engine:
+        await eventually(lambda: not mistakes)
+        await asked(server, "/health", times=2)
+        assert engine.status().room == 256
 
 
 async def test_weights_that_were_replaced_while_they_were_tried_are_neither_right_nor_wrong(

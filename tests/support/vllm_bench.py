@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -31,6 +31,7 @@ def engine_of(
     drain_s: float = 20,
     waits: Waits | None = None,
     now: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], Awaitable[None]] = hasty,
     **settings: Any,
 ) -> VllmServerEngine:
     """Make an engine that has not been started."""
@@ -40,7 +41,7 @@ def engine_of(
     )
     return make(
         config, eos_id=EOS, max_length=64, partial=partial, max_generation_s=drain_s,
-        waits=waits or Waits(stall_after_s=60), now=now, sleep=hasty,
+        waits=waits or Waits(stall_after_s=60), now=now, sleep=sleep,
     )  # fmt: skip
 
 

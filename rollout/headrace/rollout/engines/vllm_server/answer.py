@@ -6,9 +6,10 @@ weights that this worker has tried (`trust`); what comes before is kept back. An
 whole (`check`, `finish`): its last piece is kept back until then. What can be seen once is never
 taken back.
 
-While they come, tokens are put down to the weights that the worker knows the server to have; it
-learns of others a little later than the server has them, so that no token passes for newer than it
-is. With its end an answer says which weights made which tokens.
+While they come, tokens are put down to the weights that the worker knew the server to have when it
+began with them: when those before had come. It learns of others a little later than the server has
+them, so that no token passes for newer than it is. With its end an answer says which weights made
+which tokens.
 """
 
 from __future__ import annotations
@@ -29,14 +30,18 @@ class Answer:
 
     Args:
         request: What it was made for.
+        weights: What the server has, as far as is known, when it is asked.
         eos_id: The token that stops it.
 
     """
 
-    def __init__(self, request: SampleRequest, *, eos_id: int) -> None:
+    def __init__(
+        self, request: SampleRequest, *, weights: prompt_pb2.WeightsId, eos_id: int
+    ) -> None:
         self._request = request
         self._response = request.response
         self._eos_id = eos_id
+        self._weights = weights
         self._begin = len(request.response.token_ids)
         self._kept: list[tuple[Piece, prompt_pb2.WeightsId]] = []
         self._last: Piece | None = None
@@ -49,10 +54,11 @@ class Answer:
         return len(self._response.token_ids) - self._begin + kept
 
     def add(self, piece: Piece, weights: prompt_pb2.WeightsId) -> None:
-        """Take what has come."""
+        """Take what has come, and what the server has by now."""
         if self._last is not None:
             raise MalformedError("tokens behind the end of an answer")
-        self._kept.append((piece, weights))
+        self._kept.append((piece, self._weights))
+        self._weights = weights
         if piece.finish_reason is not None:
             self._last = piece
         elif self._is_trusted:

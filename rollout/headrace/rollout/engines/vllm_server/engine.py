@@ -176,7 +176,7 @@ class VllmServerEngine:
         for server, outcome in zip(self._servers, outcomes, strict=True):
             if isinstance(outcome, EngineError):
                 log.warning("server_without_weights", server=server.name, why=str(outcome))
-                if not server.has(weights):  # else it was admitted while others still took them
+                if server.has_others(weights):  # it may have been admitted since
                     server.leave(str(outcome))
 
     async def _bring_all(self) -> list[BaseException | None]:
@@ -245,6 +245,14 @@ class VllmServerEngine:
 
     async def _watch(self, server: Server) -> None:
         """Look after one server for as long as the engine lives."""
+        while True:
+            try:
+                await self._look_after(server)
+            except Exception:  # a mistake of ours must not leave the server to itself
+                log.exception("watch_broke", server=server.name)
+                await self._sleep(_LONGEST_PAUSE_S)
+
+    async def _look_after(self, server: Server) -> None:
         pause_s = _FIRST_PAUSE_S
         while True:
             if server.is_in_use:

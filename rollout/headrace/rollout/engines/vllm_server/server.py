@@ -121,9 +121,9 @@ class Server:
         """Whether requests may be sent to it."""
         return self.why_out is None
 
-    def has(self, published: prompt_pb2.PublishedWeights) -> bool:
-        """Whether it is in use with these weights, as far as this worker knows."""
-        return self.is_in_use and self._tag == Tag.of(published)
+    def has_others(self, published: prompt_pb2.PublishedWeights) -> bool:
+        """Whether it is in use with other weights, as far as this worker knows."""
+        return self.is_in_use and self._tag != Tag.of(published)
 
     def when_changed(self, tell: Callable[[], None]) -> None:
         """Have `tell` called when it may be used again, or no more."""
@@ -164,17 +164,17 @@ class Server:
         tag, begun, begun_at = Tag.of(published), list(self._answers), self._now()
         self._takes += 1
         try:
-            found = None
-            if self._facts is None:  # it may be in its next life
+            facts, found = self._facts, None
+            if facts is None:  # it may be in its next life
                 self._confirmed.clear()
             else:
                 found = await self._sync.loaded()
-            if found is None:  # so it may, unnoticed
-                await self.inspect()
+            if facts is None or found is None:  # so it may, unnoticed
+                facts = await self.inspect()
             if tag not in self._confirmed or found != tag:
                 self._trust(begun, False)
                 await self._sync.bring(published)
-                await self._agree(checked, tag)
+                await self._agree(checked, tag, facts)
         except WeightsRefusedError as error:
             if not self.is_in_use:
                 self.why_out = str(error)
@@ -196,11 +196,10 @@ class Server:
         self._trust(begun, True)
         self._changed()
 
-    async def _agree(self, checked: probe.Probe | None, tag: Tag) -> None:
+    async def _agree(self, checked: probe.Probe | None, tag: Tag, facts: Facts) -> None:
         """See that these weights, and no others, compute what the trainer says."""
         if checked is None:
             return
-        assert self._facts is not None, "inspected before"
         found = []
         for token_ids in checked.sequences:
             body = scoring_body(token_ids, request_id=_request_id("probe"))
@@ -211,9 +210,7 @@ class Server:
                 f"{self.name} was brought other weights while version {tag.version} was tried"
             )
         try:
-            self.probe_gap = checked.check(
-                found, dtype=self._facts.dtype, tolerance=self._tolerance
-            )
+            self.probe_gap = checked.check(found, dtype=facts.dtype, tolerance=self._tolerance)
         except probe.ProbeError as error:
             self.probe_gap = error.mean
             raise
@@ -299,7 +296,8 @@ class Server:
             EngineError: It could not do this one.
 
         """
-        answer = Answer(request, eos_id=self._eos_id)
+        assert self._tag is not None, "it is in use"
+        answer = Answer(request, weights=self._tag.weights, eos_id=self._eos_id)
         try:
             await self._stream(request, answer)
             await self._confirm(answer.check())
@@ -331,7 +329,7 @@ class Server:
             self._paused_since = None
             piece = read_event(line)
             if piece is not None:
-                assert self._tag is not None, "it was in use when this was begun"
+                assert self._tag is not None, "it has one from its first use on"
                 answer.add(piece, self._tag.weights)
                 self.generated_token_count += len(piece.token_ids)
 
