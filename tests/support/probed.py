@@ -62,6 +62,7 @@ def publish(
     model: Any,
     version: int,
     *,
+    run_id: str = "test",
     lineage: str = "main",
     spoil: Callable[[Path], None] = lambda _: None,
 ) -> prompt_pb2.PublishedWeights:
@@ -72,7 +73,7 @@ def publish(
         spoil(directory)
 
     directory, checksum = write(
-        root, run_id="test", lineage=lineage, version=version, write_files=write_files
+        root, run_id=run_id, lineage=lineage, version=version, write_files=write_files
     )
     return prompt_pb2.PublishedWeights(
         id=prompt_pb2.WeightsId(lineage=lineage, version=version),
