@@ -187,6 +187,25 @@ async def test_a_server_that_was_started_again_unnoticed_is_looked_at_before_it_
     assert server.life.label == "default"
 
 
+async def test_weights_do_not_wait_for_a_server_that_is_out(
+    pair: list[VllmServer], tmp_path: Path
+) -> None:
+    hung, sound = pair
+    settings: Any = {"look_every_s": 1, "eject_after": 1}
+    async with running(pair, publish(tmp_path, 0), **settings) as engine:
+        hung.held["/version"] = asyncio.Event()
+        hung.replies["/health"] = Reply(503)
+        await eventually(lambda: engine.status().room == 256)
+        await asyncio.wait_for(engine.load(publish(tmp_path, 1)), 20)
+        assert ":1:" in sound.life.label
+        assert ":0:" in hung.life.label
+
+        hung.replies.clear()
+        hung.held.pop("/version").set()
+        await eventually(lambda: hung.life.label == sound.life.label)
+        await eventually(lambda: engine.status().room == 512)
+
+
 async def test_a_server_that_was_admitted_while_others_still_take_their_weights_stays(
     pair: list[VllmServer], tmp_path: Path
 ) -> None:

@@ -153,7 +153,10 @@ class VllmServerEngine:
         )
 
     async def load(self, weights: prompt_pb2.PublishedWeights) -> None:
-        """Bring the weights to all servers. Those that cannot have them are left out.
+        """Bring the weights to all servers that are in use, or to all if none is.
+
+        Those that cannot have them are left out. One that is out is not waited for: whoever looks
+        after it brings them.
 
         Raises:
             EngineError: None has them. Servers that have the old ones go on with those, if any do.
@@ -161,9 +164,10 @@ class VllmServerEngine:
         """
         target = _Target(weights, await asyncio.to_thread(_read_probe, weights))
         before, self._target = self._target, target
+        servers = [server for server in self._servers if server.is_in_use] or self._servers
         ends_when = f"each has version {weights.id.version}, or is left out"
         with self._waits.waiting("servers to take weights", owner=self.kind, ends_when=ends_when):
-            outcomes = await self._bring_all()
+            outcomes = await self._bring_all(servers)
         failed: list[EngineError] = []
         for outcome in outcomes:
             if isinstance(outcome, EngineError):
@@ -173,28 +177,30 @@ class VllmServerEngine:
         if len(failed) == len(outcomes):
             self._target = before
             raise self._as_one(weights, failed)
-        for server, outcome in zip(self._servers, outcomes, strict=True):
+        for server, outcome in zip(servers, outcomes, strict=True):
             if isinstance(outcome, EngineError):
                 log.warning("server_without_weights", server=server.name, why=str(outcome))
                 if server.has_others(weights):  # it may have been admitted since
                     server.leave(str(outcome))
 
-    async def _bring_all(self) -> list[BaseException | None]:
+    async def _bring_all(self, servers: Sequence[Server]) -> list[BaseException | None]:
         self._bringing_since = self._now()
         try:
             return await asyncio.gather(
-                *(self._bring(server) for server in self._servers), return_exceptions=True
+                *(self._bring(server) for server in servers), return_exceptions=True
             )
         finally:
             self._brought_s += self._now() - self._bringing_since
             self._bringing_since = None
 
     async def _bring(self, server: Server) -> None:
-        """Bring what is wanted now, which may be other than it was when this was asked for."""
+        """Bring what is wanted in the end, which may be other than it was when this was begun."""
+        target = None
         async with server.lock:
-            target = self._target
-            assert target is not None, "called with something to bring"
-            await server.take(target.published, target.probe)
+            while target is not self._target:
+                target = self._target
+                assert target is not None, "called with something to bring"
+                await server.take(target.published, target.probe)
 
     def _as_one(
         self, weights: prompt_pb2.PublishedWeights, failed: Sequence[EngineError]
