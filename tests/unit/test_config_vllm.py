@@ -51,6 +51,10 @@ def file(tmp_path: Path) -> Path:
             "drawn from the distribution that the trainer computes",
         ),
         (
+            "rollout.engine.engine_args={kv_offloading_size: 4.0}",
+            "rollout.engine.engine_args.kv_offloading_size: is not yours to set: keys and values",
+        ),
+        (
             "rollout.engine.engine_args={stream_interval: 8}",
             "rollout.engine.engine_args.stream_interval: is not yours to set: each token is told",
         ),

@@ -46,6 +46,21 @@ def test_names_and_types_are_checked_by_vllms_own_class(options: Any, said: str)
     assert said in str(refused.value)
 
 
+def test_a_package_that_would_change_what_is_drawn_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "sharper-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: sharper\nVersion: 1.0\n")
+    (package / "entry_points.txt").write_text(
+        "[vllm.logits_processors]\nsharper = sharper:Sharper\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+
+    with pytest.raises(UsageError, match=r"sharper \(sharper:Sharper\); remove those packages"):
+        prepare(settings())
+
+
 def test_what_is_configured_is_what_vllm_gets(tmp_path: Path) -> None:
     weights = probed.publish(tmp_path, make_model("gpt2-tied", 0), 0)
     config = settings(dtype="bfloat16", engine_args={"max_num_seqs": 8})

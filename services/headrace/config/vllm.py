@@ -16,6 +16,9 @@ LEAST_TEMPERATURE: Final = 0.01
 """vLLM raises a lower one to this, by itself."""
 _DISTRIBUTION: Final = "responses must be drawn from the distribution that the trainer computes"
 _SYNC: Final = "headrace loads the weights that the trainer publishes"
+_CACHES: Final = (
+    "keys and values of old weights must be forgotten, which only vLLM's own cache does"
+)
 _TOKENS: Final = "tokens go in and out; headrace has the tokenizer"
 
 OWN_ARGUMENTS: Final = {
@@ -39,6 +42,9 @@ OWN_ARGUMENTS: Final = {
     "runner": "the model generates",
     "convert": "the model generates",
     "seed": "each life of a worker has its own",
+    "kv_transfer_config": _CACHES,
+    "kv_offloading_size": _CACHES,
+    "kv_offloading_backend": _CACHES,
     "stream_interval": "each token is told with the weights that made it",
     "disable_log_stats": "vLLM's figures are among the worker's metrics",
 }

@@ -11,6 +11,7 @@ import dataclasses
 import os
 import re
 import sys
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,6 +27,8 @@ CPU_KV_BYTES: Final = 2**30
 CPU_BLOCK_TOKENS: Final = 32
 """The least that vLLM is quick with; its own 128 lets shorter prompts share nothing."""
 
+_PLUGINS: Final = "vllm.logits_processors"
+"""By this name packages tell vLLM of theirs."""
 _ENVIRONMENT: Final = {
     "HF_HUB_OFFLINE": "1",  # the weights are here; nothing may be asked of the network
     "VLLM_NO_USAGE_STATS": "1",  # nor told
@@ -60,6 +63,17 @@ def prepare(config: VllmEngine) -> None:
             os.environ["OMP_NUM_THREADS"] = str(config.threads)
             os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
     _check_arguments(config)
+    _check_plugins()
+
+
+def _check_plugins() -> None:
+    """See that no package brings what vLLM would load by itself, and draw otherwise with."""
+    if found := entry_points(group=_PLUGINS):
+        names = ", ".join(sorted(f"{each.name} ({each.value})" for each in found))
+        raise UsageError(
+            f"vLLM would change what it draws by the logits processors that packages here bring: "
+            f"{names}; remove those packages"
+        )
 
 
 def _check_arguments(config: VllmEngine) -> None:

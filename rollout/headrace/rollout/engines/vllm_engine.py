@@ -45,7 +45,8 @@ if TYPE_CHECKING:
     from headrace.rollout.engines.vllm_life import Life, Piece
 
 _START_S: Final = 1800.0
-"""A start that takes longer is a stall: a large model is read, compiled and warmed up in it."""
+"""A start that takes longer is a stall: a large model is read, compiled and warmed up in it. One
+that takes twice as long is given up, and another tried."""
 
 
 class VllmEngine:
@@ -179,7 +180,8 @@ class VllmEngine:
         if life is None:
             raise EngineError("vLLM is not running: it starts with a file")
         directory = await asyncio.to_thread(confirm, weights, without=[WEIGHTS_NAME])
-        update, wanted = read_tensors(directory), probe.read(directory)
+        update = await asyncio.to_thread(read_tensors, directory)
+        wanted = await asyncio.to_thread(probe.read, directory)
         try:
             await self._join(life, sender)
             with self._gate.shut():
@@ -243,7 +245,8 @@ class VllmEngine:
                 seed=self._seed,
                 receives=self._receives,
             )
-            life = await Life.start(config, kept_in(self._load), label_of(weights))
+            async with asyncio.timeout(2 * _START_S):
+                life = await Life.start(config, kept_in(self._load), label_of(weights))
         self._keeper.have(life)
         self._weights = weights
         self._gate.places = life.max_sequences + life.max_sequences // 4
