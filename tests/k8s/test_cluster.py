@@ -264,11 +264,13 @@ async def test_a_run_of_the_docs_survives_its_pods_and_ends(guide: Guide) -> Non
     await asyncio.to_thread(guide.until, "rollout status deployment/rollout")
     async with watching() as watcher:
         await asyncio.to_thread(disturb, guide)
-        assert await found_by_the_judge(guide.checkout, watcher) == []
+        seen = seen_by_the_weights(guide.checkout)
+        assert await found_by_the_judge(guide.checkout, watcher, seen) == []
     await asyncio.to_thread(guide.until, "flushall")
     check_end(guide.checkout, wait_for("the end again", lambda now: bool(now["ended"])))
     async with watching() as watcher:
-        assert await found_by_the_judge(guide.checkout, watcher) == []
+        # The journal begins with the checkpoint whose weights were asked above.
+        assert await found_by_the_judge(guide.checkout, watcher, None) == []
     guide.mentioned("delete namespace")
     assert guide.left == ["kubectl delete node NAME"], "all but the only node"
 
@@ -283,22 +285,28 @@ def check_end(checkout: Path, ended: dict[str, Any]) -> None:
     print(json.dumps({key: ended.get(key) for key in told}, indent=2))
 
 
-async def found_by_the_judge(checkout: Path, watcher: Watcher) -> list[str]:
+def seen_by_the_weights(checkout: Path) -> str:
+    """Read what the weights of the checkpoint that the guide has copied have seen."""
+    last = configuration(checkout)["trainer"]["total_training_steps"]
+    [state] = checkout.glob(f"checkpoints/global_step_{last}/trainer/*/state.json")
+    return str(json.loads(state.read_text())["seen"])
+
+
+async def found_by_the_judge(checkout: Path, watcher: Watcher, seen: str | None) -> list[str]:
     """Judge the run, once the watcher was told of everything."""
     last = await watcher.audit()
     await eventually(lambda: watcher.told >= last.position)
-    return await asyncio.to_thread(judged, checkout, watcher.history, last)
+    return await asyncio.to_thread(judged, checkout, watcher.history, last, seen)
 
 
-def judged(checkout: Path, history: Sequence[Entry], last: replay_pb2.AuditResponse) -> list[str]:
-    """Judge what was seen of the run, its journal, and the checkpoint that the guide has copied."""
+def judged(
+    checkout: Path, history: Sequence[Entry], last: replay_pb2.AuditResponse, seen: str | None
+) -> list[str]:
+    """Judge what was seen of the run, and its journal."""
     config = configuration(checkout)
     token = secret("headrace-token", "token").decode().strip()
     records = read_redis_journal(f"redis://:{token}@{address('redis')}/0", config["run"]["run_id"])
     audits = sum(entry.call == "Audit" and not entry.error for entry in history)
     print(f"the judge reads {len(records)} events and {audits} audits")
     rules = rules_of(config, may_drop=["stale", "stale_at_restore"])
-    rules = replace(rules, first_steps=STEPS)
-    [state] = checkout.glob(f"checkpoints/global_step_{rules.steps}/trainer/*/state.json")
-    seen = json.loads(state.read_text())["seen"]
-    return judge_watched(records, history, last, rules, seen)
+    return judge_watched(records, history, last, replace(rules, first_steps=STEPS), seen)

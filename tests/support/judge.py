@@ -60,12 +60,13 @@ def judge_watched(
     history: Sequence[Entry],
     audit: replay_pb2.AuditResponse,
     rules: Rules,
-    digest: str,
+    digest: str | None,
 ) -> list[str]:
     """Say what is wrong with a run that has ended and was looked at only.
 
     Its trainer was not asked. But the weights that it left have kept a digest of the prompts that
-    they have seen, step by step: `digest`.
+    they have seen, step by step: `digest`; None where the journal begins with a checkpoint, and so
+    does not have the steps before.
     """
     model = Model(rules)
     model.follow(records)
@@ -73,7 +74,7 @@ def judge_watched(
         *model.found,
         *_balance(model, history, audit),
         *_twice(model),
-        *_seen(model, digest),
+        *(_seen(model, digest) if digest is not None else ()),
         *_watched(records, history),
         *_left(model),
     ]
