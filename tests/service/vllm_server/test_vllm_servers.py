@@ -3,32 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 from vllm_bench import engine_of, request, running, spans
-from vllm_http import EOS, LOGPROB, TOKEN, Plan, Reply, VllmServer, publish, serving
+from vllm_http import EOS, LOGPROB, TOKEN, Plan, Reply, VllmServer, publish
 from worker_scene import eventually
 
 from headrace.errors import UsageError
 from headrace.rollout.engines.base import EngineError, EngineLoad, EngineLostError
 from headrace.rollout.engines.vllm_server.facts import COMMAND, GENERATE
 from headrace.v1.trajectory_pb2 import FINISH_REASON_LENGTH, FINISH_REASON_STOP
-
-
-@pytest_asyncio.fixture
-async def server() -> AsyncIterator[VllmServer]:
-    async with serving() as [made]:
-        yield made
-
-
-@pytest_asyncio.fixture
-async def pair() -> AsyncIterator[list[VllmServer]]:
-    async with serving(2) as made:
-        yield made
 
 
 async def failure(engine: Any, asked: Any) -> BaseException:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-import pytest_asyncio
 from vllm_bench import request, running, spans
 from vllm_http import Plan, Reply, VllmServer, publish, serving
 from worker_scene import eventually
@@ -15,18 +13,6 @@ from worker_scene import eventually
 from headrace.rollout.engines.base import EngineError, EngineLostError
 from headrace.rollout.engines.probe import ProbeError
 from headrace.rollout.engines.vllm_server.tag import Tag
-
-
-@pytest_asyncio.fixture
-async def server() -> AsyncIterator[VllmServer]:
-    async with serving() as [made]:
-        yield made
-
-
-@pytest_asyncio.fixture
-async def pair() -> AsyncIterator[list[VllmServer]]:
-    async with serving(2) as made:
-        yield made
 
 
 def updates(server: VllmServer) -> list[str]:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 from structlog.testing import capture_logs
 from vllm_bench import engine_of, hasty, request, running, spans
-from vllm_http import Plan, Reply, VllmServer, publish, serving
+from vllm_http import Plan, Reply, VllmServer, publish
 from worker_scene import eventually
 
 from headrace.rollout.engines.base import EngineError, EngineLostError
@@ -28,18 +26,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.time
-
-
-@pytest_asyncio.fixture
-async def server() -> AsyncIterator[VllmServer]:
-    async with serving() as [made]:
-        yield made
-
-
-@pytest_asyncio.fixture
-async def pair() -> AsyncIterator[list[VllmServer]]:
-    async with serving(2) as made:
-        yield made
 
 
 async def asked(server: VllmServer, path: str, times: int = 1) -> None:
