@@ -27,7 +27,7 @@ MARKS = [
     pytest.mark.filterwarnings("ignore::UserWarning"),
     pytest.mark.filterwarnings("ignore:Unclosed context:ResourceWarning"),
 ]
-POSITIONS = 512
+POSITIONS = 2048
 TEMPERATURE = 0.7
 EOS = load_tokenizer(probed.settings()).eos_id
 

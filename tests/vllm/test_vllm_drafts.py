@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import probed
+import pytest
 from going_on import Following, GoneOnWith
 from scene import Scene, scene, small_config
 from vllm_world import MARKS, MODELS, POSITIONS, TEMPERATURE, gap, make_model
@@ -20,7 +21,7 @@ from headrace.rollout.engines.base import Response, SampleRequest
 from headrace.v1 import journal_pb2
 from headrace.v1.trajectory_pb2 import Trajectory
 
-LONG = 400
+LONG = 1600
 STEPS = 3
 BATCH = 4
 NAME = "gpt2-untied"
@@ -63,7 +64,7 @@ async def test_another_vllm_goes_on_behind_what_a_killed_worker_has_reported(
         save=lambda directory, version: probed.save(model_of(version), directory),
     ) as play:
         training = asyncio.create_task(play.recorder.run())
-        killed = await in_the_middle(play)
+        killed = await in_the_middle(play, training)
         play.cluster.lose(killed.rsplit("-", 2)[0])  # whichever vLLM was there first
         await asyncio.wait_for(training, START_S)
         assert await play.findings(fed=BATCH * STEPS) == []
@@ -89,16 +90,19 @@ async def test_another_vllm_goes_on_behind_what_a_killed_worker_has_reported(
         assert_true(made)
 
 
-async def in_the_middle(play: Scene) -> str:
+async def in_the_middle(play: Scene, training: asyncio.Task[None]) -> str:
     """Wait until a worker has just reported an answer that is far from both of its ends."""
-    async with asyncio.timeout(START_S):
-        while True:
-            for record in play.journal()[-3:]:
-                event = record.tokens_reported
-                offsets = [draft.offset for each in event.progress for draft in each.drafts]
-                if any(LONG // 4 < offset < LONG // 2 for offset in offsets):
-                    return event.worker_id
-            await asyncio.sleep(0.05)
+    seen = 0
+    while not training.done():
+        records = play.journal()
+        for record in records[seen:]:
+            event = record.tokens_reported
+            offsets = [draft.offset for each in event.progress for draft in each.drafts]
+            if any(LONG // 4 < offset < LONG // 2 for offset in offsets):
+                return event.worker_id
+        seen = len(records)
+        await asyncio.sleep(0.05)
+    pytest.fail("the run was over before anybody was seen in the middle of an answer")
 
 
 def begun_by(

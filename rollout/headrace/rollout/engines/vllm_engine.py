@@ -156,8 +156,8 @@ class VllmEngine:
 
         """
         await self._keeper.ended()
-        directory = await asyncio.to_thread(confirm, weights)
-        async with held(directory, parent=self._tmpdir) as files:
+        async with held(Path(weights.uri), parent=self._tmpdir) as files:
+            await asyncio.to_thread(confirm, weights, at=files)
             wanted = await asyncio.to_thread(probe.read, files)
             with self._gate.shut():
                 if not self._partial:

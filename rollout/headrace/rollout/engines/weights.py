@@ -20,14 +20,24 @@ from headrace.weights.tensors import WEIGHTS_NAME as WEIGHTS_NAME
 from headrace.weights.tensors import parse as parse_tensors
 
 
-def confirm(published: prompt_pb2.PublishedWeights, *, without: Collection[str] = ()) -> Path:
+def confirm(
+    published: prompt_pb2.PublishedWeights,
+    *,
+    at: Path | None = None,
+    without: Collection[str] = (),
+) -> Path:
     """Check every file of published weights but some, and return their directory.
+
+    Args:
+        published: What they are.
+        at: Where they are read; None = where they were published.
+        without: Names of files that are not looked at.
 
     Raises:
         EngineError: A file is missing or has other bytes, or these are other weights.
 
     """
-    directory = Path(published.uri)
+    directory = at or Path(published.uri)
     try:
         manifest, checksum = verify(directory, without=without)
     except WeightsDamagedError as error:
