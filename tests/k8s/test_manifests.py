@@ -218,6 +218,13 @@ def test_there_are_never_two_of_what_a_run_has_once(overlay: str) -> None:
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
+def test_what_cannot_start_is_replaced_by_the_next_change(overlay: str) -> None:
+    """By default a StatefulSet waits for a pod that never becomes ready."""
+    for each in of_kind(objects(overlay), "StatefulSet"):
+        assert each["spec"]["podManagementPolicy"] == "Parallel", name_of(each)
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
 def test_what_the_store_may_hold_fits_into_its_memory_and_onto_its_volume(overlay: str) -> None:
     store, capacity = workload(objects(overlay), "store"), config_of(overlay).store.capacity_bytes
     memory = in_bytes(container_of(store)["resources"]["limits"]["memory"])
