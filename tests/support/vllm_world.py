@@ -79,10 +79,13 @@ async def running(
         waits=waits or Waits(stall_after_s=600),
     )  # fmt: skip
     await engine.start()
+    from vllm.envs import disable_envs_cache
+
     try:
         yield engine
     finally:
         await engine.close()
+        disable_envs_cache()  # the next test may have another environment
         gc.collect()  # so that what vLLM leaves unclosed is complained of here, where it is known
 
 
