@@ -47,12 +47,20 @@ async def failure(run: Coordinated, snapshot_id: str) -> str:
 
 
 async def nothing_is_left(run: Coordinated) -> None:
-    """The checkpoint before is the only one, soon, and stays so."""
-    await until(lambda: run.checkpoints.storage.list_steps() == [1])
-    assert run.checkpoints.storage.names() == ["global_step_1", "latest_checkpointed_iteration.txt"]
-    listed = await run.coordinator.ListCheckpoints(pb.ListCheckpointsRequest(verify=True))
-    assert [(one.step, one.problem) for one in listed.checkpoints] == [(1, "")]
+    """The checkpoint before is the only one, soon: what others were still writing goes, too."""
+    names = ["global_step_1", "latest_checkpointed_iteration.txt"]
+    async with asyncio.timeout(20):
+        while not (  # noqa: ASYNC110
+            run.checkpoints.storage.names() == names and await listed(run) == [(1, "")]
+        ):
+            await asyncio.sleep(0.05)
     assert (await run.status()).saved_step == 1
+
+
+async def listed(run: Coordinated) -> list[tuple[int, str]]:
+    """Have the coordinator say what checkpoints there are: step, and what is wrong with it."""
+    found = await run.coordinator.ListCheckpoints(pb.ListCheckpointsRequest(verify=True))
+    return [(one.step, one.problem) for one in found.checkpoints]
 
 
 async def removed_late(run: Coordinated) -> None:
