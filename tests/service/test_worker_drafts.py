@@ -30,10 +30,14 @@ class Clock:
     def __init__(self) -> None:
         self.token = asyncio.Semaphore(0)
         self.look = asyncio.Semaphore(0)
+        self.waiting = 0
+        """Sessions that wait for a tick."""
 
     async def engine(self, seconds: float) -> None:
         if seconds:  # loading takes none
+            self.waiting += 1
             await self.token.acquire()
+            self.waiting -= 1
 
     async def worker(self, seconds: float) -> None:
         if seconds == 0.5:
@@ -49,12 +53,15 @@ def slow() -> ScriptedConfig:
 
 async def grown(world: World, clock: Clock, ticks: int, sessions: int = 1) -> None:
     """Let every session grow by so many ticks."""
-    before = world.worker.engine.status().generated_token_count
-    for _ in range(ticks * sessions):
-        clock.token.release()
-    await eventually(
-        lambda: world.worker.engine.status().generated_token_count == before + 10 * ticks * sessions
-    )
+    generated = world.worker.engine.status().generated_token_count
+    for _ in range(ticks):
+        await eventually(lambda: clock.waiting == sessions)
+        for _ in range(sessions):
+            clock.token.release()
+        generated += 10 * sessions
+        await eventually(
+            lambda: world.worker.engine.status().generated_token_count == generated  # noqa: B023
+        )
 
 
 def reports(world: World) -> list[Any]:
