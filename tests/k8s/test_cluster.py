@@ -102,6 +102,8 @@ def copy_checkout(there: Path) -> None:
             shutil.copy(ROOT / name, there / name)
     change(there, "total_training_steps: 250", f"total_training_steps: {STEPS}\n  save_freq: 10")
     change(there, "size: 20000", f"size: {ROWS}")
+    # The judge wants to know of every prompt, also behind a checkpoint.
+    change(there, "{kind: redis, ", f"{{kind: redis, keep_settled: {ROWS}, ")
 
 
 def configuration(checkout: Path) -> dict[str, Any]:
