@@ -125,7 +125,6 @@ class Comparison:
         self.directory = directory
         self.size = size
         self._engine = engine
-        self._most_tokens = size.most_tokens
         self._numbers = random.Random(0)
         self._weights = prompt_pb2.PublishedWeights()
         self._eos_id = load_tokenizer(self.make_config({}).model).eos_id
@@ -139,7 +138,7 @@ class Comparison:
                     "source": {"kind": "jsonl", "path": "none"},
                     "train_batch_size": self.size.groups,
                     "max_prompt_length": PROMPT_TOKENS,
-                    "max_response_length": self._most_tokens,
+                    "max_response_length": self.size.most_tokens,
                 },
                 "model": {
                     "architecture": "qwen3",
@@ -162,7 +161,7 @@ class Comparison:
 
         config = self.make_config({}).model
         tokenizer = load_tokenizer(config)
-        length = PROMPT_TOKENS + self._most_tokens
+        length = PROMPT_TOKENS + self.size.most_tokens
         model = build_model(config, tokenizer, max_length=length)
         writer = WeightsWriter(
             self.directory / "weights",
@@ -202,7 +201,7 @@ class Comparison:
         async def way() -> Lap:
             prompts = [prompt for prompt in self._prompts() for _ in range(SESSIONS)]
             with Stopwatch().lap(0) as taken:
-                made = await engine.generate(prompts, most_tokens=self._most_tokens)
+                made = await engine.generate(prompts, most_tokens=self.size.most_tokens)
             return Lap(made, taken.lap.seconds, taken.lap.cpu_s)
 
         return way
@@ -217,7 +216,7 @@ class Comparison:
             engine = await BareVllm.start(
                 section,
                 directory,
-                max_length=PROMPT_TOKENS + self._most_tokens,
+                max_length=PROMPT_TOKENS + self.size.most_tokens,
                 eos_id=self._eos_id,
             )
         else:
