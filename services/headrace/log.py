@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import sys
 from contextlib import suppress
+from io import FileIO
 from typing import TYPE_CHECKING, Literal, TextIO, cast
 
 import structlog
@@ -34,6 +35,7 @@ def configure(process: str, run_id: str, *, level: Level = "info") -> None:
         event["run_id"] = run_id
         return event
 
+    lines = cast("TextIO", _Lossy(sys.stderr.fileno()))
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
@@ -44,10 +46,10 @@ def configure(process: str, run_id: str, *, level: Level = "info") -> None:
     structlog.configure(
         processors=[*shared, structlog.processors.JSONRenderer()],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.WriteLoggerFactory(cast("TextIO", _Lossy(sys.stderr))),
+        logger_factory=structlog.WriteLoggerFactory(lines),
         cache_logger_on_first_use=True,
     )
-    handler = logging.StreamHandler(sys.stderr)
+    handler = logging.StreamHandler(lines)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[structlog.stdlib.add_logger_name, *shared],
@@ -62,18 +64,23 @@ def configure(process: str, run_id: str, *, level: Level = "info") -> None:
 
 
 class _Lossy:
-    """A file of which a full disk costs lines, and not the work that writes them."""
+    """A file of which a full disk costs lines, and not the work that writes them.
 
-    def __init__(self, file: TextIO) -> None:
-        self._file = file
+    Keeps nothing back: what a full disk refused would be tried again when Python ends, and turn
+    the exit code into 120.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._file = FileIO(descriptor, "w", closefd=False)
 
     def write(self, text: str) -> None:
+        left = text.encode(errors="backslashreplace")
         with suppress(OSError):
-            self._file.write(text)
+            while left and (written := self._file.write(left)):
+                left = left[written:]
 
     def flush(self) -> None:
-        with suppress(OSError):
-            self._file.flush()
+        """There is nothing to be flushed."""
 
 
 def get_logger() -> FilteringBoundLogger:

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import pytest
 import yaml
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from ports import free_port
 
 from headrace.cli.credentials import make_credentials
 from headrace.client import Run, connect
@@ -85,12 +86,6 @@ class Place:
             while answer.status != health_pb2.HealthCheckResponse.SERVING:
                 await asyncio.sleep(0.05)
                 answer = await stub.Check(request, timeout=10)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 async def kill(process: asyncio.subprocess.Process) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 
 import grpc
 import pytest
-from cluster import free_port
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from part_process import started
+from ports import free_port
 from redis_server import RedisServer
 from structlog.testing import capture_logs
 from worker_world import TinyLedger, TinyStore, serving

@@ -14,9 +14,9 @@ from typing import Any
 
 import grpc
 import pytest
-from cluster import free_port
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from ports import free_port
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
-from cluster import free_port
+from ports import free_port
 from worker_world import TinyLedger, TinyStore
 
 from headrace.cli.credentials import make_credentials

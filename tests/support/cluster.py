@@ -10,7 +10,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ from typing import Any
 import grpc
 import yaml
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from ports import free_port
 from redis_server import RedisServer
 
 SERVICES = ("replay", "store", "feeder")
@@ -30,12 +30,6 @@ START_S = 60.0
 """How long a process may take to be ready, on a busy machine."""
 GONE_S = 10.0
 """How long what a killed process started may take to notice."""
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @dataclass

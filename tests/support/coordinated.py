@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cluster import free_port
 from part_process import Part, started
+from ports import free_port
 
 from headrace.checkpoint.directory import CheckpointDirectory
 from headrace.checkpoint.storage import Storage, fetch, step_name, write_part

@@ -41,20 +41,32 @@ class Judge:
         """Calls under way."""
         self.most_at_once = 0
         self.url = ""
+        self._connections: list[asyncio.Task[None]] = []
 
     @property
     def responses(self) -> list[list[str]]:
         """What was to be scored, by call."""
         return [[item["response"] for item in call] for call in self.calls]
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve a connection for as long as `judging` lasts."""
+        task = asyncio.create_task(self._serve(reader, writer))
+        task.add_done_callback(lambda _: writer.close())
+        self._connections.append(task)
+
+    async def hang_up(self) -> None:
+        for task in self._connections:
+            task.cancel()
+        for ended in await asyncio.gather(*self._connections, return_exceptions=True):
+            if isinstance(ended, Exception):
+                raise ended
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             while await self._one(reader, writer):
                 pass
-        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            pass  # the client went away, or the test is over
-        finally:
-            writer.close()
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass  # the client went away
 
     async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
@@ -92,11 +104,11 @@ async def judging(
 ) -> AsyncIterator[Judge]:
     """Serve on loopback."""
     judge = judge or Judge()
-    server = await asyncio.start_server(judge.serve, "127.0.0.1", port, ssl=ssl)
+    server = await asyncio.start_server(judge.accept, "127.0.0.1", port, ssl=ssl)
     port = server.sockets[0].getsockname()[1]
     judge.url = f"{'https' if ssl else 'http'}://127.0.0.1:{port}/score"
     try:
         yield judge
     finally:
         server.close()
-        judge.gate.set()
+        await judge.hang_up()

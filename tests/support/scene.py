@@ -11,11 +11,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from cluster import Cluster, free_port
+from cluster import Cluster
 from judge import judge
 from judge_durable import Witness
 from judge_journal import read_file_journal, read_redis_journal
 from judge_rules import Rules
+from ports import free_port
 from recorder import Recorder
 from redis_server import RedisServer, thawed
 

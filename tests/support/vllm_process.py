@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+from ports import free_port
 
 from headrace.rollout.engines.vllm_server.facts import BACKEND, EXTENSION
 
@@ -26,7 +26,7 @@ class ServerProcess:
     def __init__(self, model: Path, log: Path) -> None:
         self.model = model
         self.log = log
-        self.port = _free_port()
+        self.port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -98,9 +98,3 @@ def server_process(model: Path, log: Path) -> Iterator[ServerProcess]:
         yield server
     finally:
         server.kill()
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])

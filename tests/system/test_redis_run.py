@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from cluster import free_port
 from launched import launched
+from ports import free_port
 from redis_server import RedisServer
 from scene import small_config
 
