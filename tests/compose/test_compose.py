@@ -114,6 +114,7 @@ def test_a_run_survives_what_happens_to_its_containers_and_ends() -> None:
     for service in OTHERS:
         kill(service)
         wait_for_steps(3)
+    compose("exec", "-T", "replay", "headrace", "snapshot", *LOOK)
     saved = wait_for("a checkpoint", lambda now: int(now["saved_step"]) > 0)
     kill("trainer")
     now = wait_for("a resume", lambda now: resumes(now) == resumes(saved) + 1)

@@ -36,7 +36,9 @@ def test_workers_know_the_trainer_if_it_serves_the_weights(
     transport: str, expected: tuple[str, ...], tmp_path: Path
 ) -> None:
     chosen = config(transport=transport)
-    [worker] = [part for part in parts(chosen, RunDirectory(tmp_path)) if part.name == "worker-0"]
+    [worker] = [
+        part for part in parts(chosen, RunDirectory(tmp_path), {}) if part.name == "worker-0"
+    ]
     addresses = {name: f"127.0.0.1:{port}" for port, name in enumerate(expected, start=1)}
 
     assert worker.needs == peers("rollout", chosen) == expected

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from headrace.config.config import Config
-from headrace.config.load import dump_config, load_config
+from headrace.config.load import FILE_PATHS, WORKING_PATHS, dump_config, load_config
+from headrace.config.schema import NAME, alternatives, fields
 from headrace.errors import UsageError
 
 MINIMAL = """
@@ -64,6 +65,55 @@ def test_relative_paths_count_from_the_file_and_the_run_directory_from_the_curre
     assert config.model.tokenizer == tmp_path / "tok"
     assert config.weights.dir == Path("/w")
     assert config.run.run_dir == elsewhere / "here"
+
+
+def test_what_a_run_makes_and_goes_on_from_counts_from_the_current_folder_unless_it_is_a_url(
+    file: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    at = ["checkpoint.storage=saved", "resume.mode=path", "resume.path=saved/global_step_2"]
+
+    config = load_config(file, at)
+    assert config.checkpoint.storage == str(elsewhere / "saved")
+    assert config.resume.path == str(elsewhere / "saved" / "global_step_2")
+
+    assert load_config(file, ["checkpoint.storage=s3://b/r"]).checkpoint.storage == "s3://b/r"
+
+
+def test_of_every_path_it_is_known_from_where_it_counts() -> None:
+    paths = {key for key, field in fields(Config) if Path in alternatives(field.annotation)}
+
+    assert "journal.redis_password_file" in paths
+    assert {key.replace(NAME, "*") for key in paths} <= {*FILE_PATHS, *WORKING_PATHS}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["rollout.gpus=[1]", "rollout.workers=2"], "need 2 different ones"),
+        (["rollout.gpus=[1, 1]", "rollout.workers=2"], "need 2 different ones"),
+        (
+            ["rollout.engine={kind: vllm, tensor_parallel_size: 2}", "rollout.gpus=[1, 2, 3]"],
+            "rollout.workers = 1 with 2 each need 2",
+        ),
+        (["rollout.engine={kind: scripted}", "rollout.gpus=[1]"], "kind = scripted use no GPU"),
+        (
+            ["rollout.engine={kind: torch, device: cuda:1}", "rollout.gpus=[1]"],
+            "device = cuda:1: with rollout.gpus",
+        ),
+        (["rollout.gpus=[0]"], "trainer.device = auto is GPU 0, which rollout.gpus gives"),
+    ],
+)
+def test_gpus_that_cannot_be_dealt_out_are_refused(
+    file: Path, overrides: list[str], says: str
+) -> None:
+    assert says in complaint(file, *overrides)
+
+
+def test_a_gpu_is_shared_with_the_trainer_by_name(file: Path) -> None:
+    assert load_config(file, ["rollout.gpus=[0]", "trainer.device=cuda:0"]).rollout.gpus == (0,)
 
 
 def test_what_is_dumped_is_read_back_the_same(file: Path, tmp_path: Path) -> None:

@@ -33,3 +33,14 @@ def test_otherwise_they_are_there_at_once(tmp_path: Path) -> None:
     assert isinstance(config.rollout.engine, ScriptedEngine)
     assert config.rollout.engine.token_latency_s == 0
     assert config.rollout.journal_tokens_every is None
+
+
+def test_it_uses_no_gpu(tmp_path: Path) -> None:
+    values = small_config(tmp_path)
+    values["rollout"] |= {"engine": {"kind": "vllm"}, "gpus": [1]}
+    config = rehearse(
+        Config.model_validate(values), run_dir=tmp_path / "rehearsal", steps=4, seed=1
+    )
+
+    assert config.rollout.gpus is None
+    assert config.trainer.device == "cpu"

@@ -3,12 +3,15 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -25,6 +28,7 @@ from headrace.rollout.rewards.functions import (
     make_scorer,
     positional,
 )
+from headrace.rollout.rewards.make import check_rewards
 from headrace.rollout.rewards.pool import RewardPool
 
 USER_MODULE = """
@@ -195,6 +199,70 @@ async def test_a_function_that_cannot_be_used_is_said_before_anything_starts(
             await unusable.start()
     finally:
         await unusable.close()
+
+
+@pytest.mark.parametrize(
+    ("signature", "told"),
+    [
+        ("response", {"response": "1257"}),
+        ("*, data_source, answer='x'", {"data_source": "easy", "answer": "1257"}),
+        ("bonus, finish_reason", {"bonus": 0.5, "finish_reason": "stop"}),
+        (
+            "prompt, **more",
+            {
+                "prompt": "5172>", "response": "1257", "answer": "1257", "metadata": {"given": 3},
+                "finish_reason": "stop", "data_source": "easy",
+            },
+        ),
+    ],
+)  # fmt: skip
+def test_a_function_is_told_what_it_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signature: str, told: dict[str, Any]
+) -> None:
+    names = told_module(tmp_path, monkeypatch, signature)
+    options = {"bonus": 0.5} if "bonus" in told else {}
+    scorer = make_scorer(RewardSpec("python", f"{names}:score", options))
+    module = sys.modules[names]
+
+    scorer(replace(scoring("1257"), data_source="easy"))
+
+    more = module.heard.pop("more", {})
+    assert {**module.heard, **more} == told
+
+
+@pytest.mark.parametrize(
+    ("signature", "options", "says"),
+    [
+        ("response, reference", {}, "missing a required argument: 'reference'; there are prompt,"),
+        ("response", {"bonus": 1}, "unexpected keyword argument 'bonus'"),
+        ("response, /", {}, "cannot be called"),
+        ("response, answer", {"answer": "a"}, "reward.options: answer is what each response"),
+    ],
+)
+def test_a_function_that_cannot_be_told_so_is_refused_before_anything_starts(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    signature: str,
+    options: dict[str, Any],
+    says: str,
+) -> None:
+    function = f"{told_module(tmp_path, monkeypatch, signature)}:score"
+    with pytest.raises(UsageError, match=re.escape(says)):
+        check_rewards(RewardConfig(kind="python", function=function, options=options))
+
+
+def told_module(directory: Path, monkeypatch: pytest.MonkeyPatch, signature: str) -> str:
+    """Write a module whose `score` keeps what it was called with in `heard`; give its name."""
+    name = f"told_{random.Random(str(directory)).getrandbits(32)}"
+    lines = [
+        "heard = {}",
+        f"def score({signature}):",
+        "    heard.update(locals())",
+        "    return 1.0",
+    ]
+    (directory / f"{name}.py").write_text("\n".join(lines))
+    monkeypatch.chdir(directory)
+    return name
 
 
 PARENT = """

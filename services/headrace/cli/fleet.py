@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Final
 
+from headrace.cli.gpus import visible_gpus
 from headrace.cli.keeper import Part, Ports
 from headrace.cli.launcher import Command
 from headrace.cli.single import makes_checkpoints, peers
@@ -37,8 +38,18 @@ def stop_order(config: Config) -> list[list[str]]:
     return [["trainer"], worker_names(config), ["feeder"], *coordinator, ["store"]]
 
 
-def parts(config: Config, directory: RunDirectory) -> list[Part]:
-    """Give the processes of a run."""
+def parts(config: Config, directory: RunDirectory, environment: Mapping[str, str]) -> list[Part]:
+    """Give the processes of a run.
+
+    Args:
+        config: What is run.
+        directory: Where.
+        environment: The launcher's own.
+
+    Raises:
+        UsageError: a worker cannot have its GPUs.
+
+    """
     engine = config.rollout.engine
     threads = engine.threads if isinstance(engine, TorchEngine) else None
     make = partial(_part, config, directory)
@@ -50,8 +61,10 @@ def parts(config: Config, directory: RunDirectory) -> list[Part]:
         *([make("checkpoint", "checkpoint", ["serve", "checkpoint"])] if saves else ()),
         make("trainer", "trainer", ["train"], threads=config.trainer.threads),
         *(
-            make(name, "rollout", ["worker", "--name", name], threads=threads)
-            for name in worker_names(config)
+            make(name, "rollout", ["worker", "--name", name], threads=threads, shown=gpus)
+            for name, gpus in zip(
+                worker_names(config), visible_gpus(config.rollout, environment), strict=True
+            )
         ),
     ]
 
@@ -64,6 +77,7 @@ def _part(
     words: list[str],
     *,
     threads: int | None = None,
+    shown: Mapping[str, str] | None = None,
 ) -> Part:
     needs = peers(package, config)
     # torch's own setting comes too late for the thread pools that libraries make at import.
@@ -80,7 +94,7 @@ def _part(
             arguments=[*program, str(directory.config_file), *options, *endpoints],
             log=directory.log_file(name),
             announcement=announcement,
-            environment={**QUIET, **limits},
+            environment={**QUIET, **limits, **(shown or {})},
         )
 
     saves = makes_checkpoints(config)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -103,7 +104,7 @@ async def _session(config: Config, past: Past, display: Display) -> tuple[Ending
     directory = past.directory
     session = Session(
         config,
-        parts(config, directory),
+        parts(config, directory, os.environ),
         stop_order(config),
         display,
         known_resume=past.last_resume,

@@ -11,7 +11,7 @@ from pydantic import model_validator
 from headrace.config.checkpoint import CheckpointConfig, ResumeConfig
 from headrace.config.data import DataConfig, StreamSource
 from headrace.config.model import ModelConfig
-from headrace.config.rollout import RewardConfig, RolloutConfig
+from headrace.config.rollout import RewardConfig, RolloutConfig, TorchEngine
 from headrace.config.section import Section
 from headrace.config.security import SecurityConfig
 from headrace.config.services import (
@@ -153,6 +153,7 @@ class Config(Section):
         self._check_reward()
         self._check_positions()
         self._check_vllm()
+        self._check_gpus()
         need = self.rollout.n * self.max_trajectory_bytes
         if need > self.store.capacity_bytes:
             msg = (
@@ -220,6 +221,34 @@ class Config(Section):
             msg = (
                 f"rollout.temperature = {self.rollout.temperature:g}: vLLM samples with "
                 f"{LEAST_TEMPERATURE:g} at least, and the trainer would not know"
+            )
+            raise ValueError(msg)
+
+    def _check_gpus(self) -> None:
+        rollout, gpus = self.rollout, self.rollout.gpus
+        if gpus is None:
+            return
+        engine = rollout.engine
+        each = engine.gpus if isinstance(engine, VllmEngine) else int(engine.kind == "torch")
+        if not each:
+            msg = f"rollout.gpus: workers with rollout.engine.kind = {engine.kind} use no GPU"
+            raise ValueError(msg)
+        if len(gpus) != rollout.workers * each or len(set(gpus)) != len(gpus):
+            msg = (
+                f"rollout.gpus = {list(gpus)}: rollout.workers = {rollout.workers} with {each} each "
+                f"need {rollout.workers * each} different ones"
+            )
+            raise ValueError(msg)
+        if isinstance(engine, TorchEngine) and engine.device not in ("auto", "cuda"):
+            msg = (
+                f"rollout.engine.device = {engine.device}: with rollout.gpus each worker sees one "
+                "GPU, which is cuda there; leave it out"
+            )
+            raise ValueError(msg)
+        if self.trainer.device in ("auto", "cuda") and 0 in gpus:
+            msg = (
+                f"trainer.device = {self.trainer.device} is GPU 0, which rollout.gpus gives to a "
+                "worker: set it to another one (cuda:1), or to cuda:0 if they are to share it"
             )
             raise ValueError(msg)
 

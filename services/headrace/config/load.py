@@ -23,6 +23,7 @@ from headrace.errors import UsageError
 FILE_PATHS = (
     "data.source.path",
     "data.source.parts.*.source.path",
+    "journal.redis_password_file",
     "model.path",
     "model.tokenizer",
     "reward.http.token_file",
@@ -37,8 +38,8 @@ FILE_PATHS = (
     "weights.tmpdir",
 )
 """Keys whose relative paths count from the configuration file's folder; `*` is any key."""
-WORKING_PATHS = ("run.run_dir",)
-"""Keys whose relative paths count from the current folder."""
+WORKING_PATHS = ("run.run_dir", "checkpoint.storage", "resume.path")
+"""Keys whose relative paths count from the current folder; a URL stays as it is."""
 
 
 def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
@@ -106,8 +107,9 @@ def _make_absolute(raw: Any, key: str, folder: Path) -> None:
                 _make_absolute(inner, rest, folder)
             return
         here = here.get(parent) if isinstance(here, dict) else None
-    if isinstance(here, dict) and isinstance(here.get(name), str):
-        here[name] = str(folder / Path(here[name]).expanduser())
+    value = here.get(name) if isinstance(here, dict) else None
+    if isinstance(value, str) and "://" not in value:
+        here[name] = str(folder / Path(value).expanduser())
 
 
 def _line(problem: Problem, path: Path, overridden: Sequence[str]) -> str:

@@ -27,8 +27,9 @@ headrace config show examples/sort_digits.yaml rollout.n=8      # everything as 
 headrace config check examples/sort_digits.yaml                 # nothing but what is wrong
 ```
 
-An unknown key is an error. Paths to files count from the configuration file's folder,
-`run.run_dir` from the current one.
+An unknown key is an error. Paths to files count from the configuration file's folder, those to
+what a run makes (`run.run_dir`, `checkpoint.storage`) and goes on from (`resume.path`) from the
+current one.
 """
 
 

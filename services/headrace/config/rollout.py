@@ -65,6 +65,10 @@ class RolloutConfig(Section):
     """What generates: `kind: torch | vllm | vllm_server | scripted` and what that kind needs."""
     workers: int = Field(default=1, ge=1)
     """Workers that `headrace run` starts."""
+    gpus: tuple[Annotated[int, Field(ge=0)], ...] | None = None
+    """GPUs of this machine, by torch's numbers, that `headrace run` deals out to its workers: one
+    each, for vLLM `tensor_parallel_size` x `pipeline_parallel_size` each. null = each worker sees
+    all of them and takes the first. The trainer's is `trainer.device`."""
     n: int = Field(default=8, ge=1)
     """Samples per prompt."""
     temperature: float = Field(default=1.0, gt=0)
@@ -110,8 +114,8 @@ class RewardConfig(Section):
     positions (the stop is one) + 0.5 if all are right. `reasoning_gym`: the data set's own
     scorer. `python`: a function of yours. `http`: a service of yours."""
     function: str | None = Field(default=None, pattern=r"^[\w.]+:\w+$")
-    """For `python`: `module:function`, called as
-    `function(prompt=, response=, answer=, metadata=, finish_reason=)`; it returns a number, or a
+    """For `python`: `module:function`, called with those of `prompt=`, `response=`, `answer=`,
+    `metadata=`, `finish_reason=` and `data_source=` that it takes; it returns a number, or a
     mapping with `reward` and named parts."""
     answer_tag: str | None = Field(default=None, pattern=r"^\w+$")
     """For `reasoning_gym`: such as `answer`, if the answer stands between `<answer>` and

@@ -81,6 +81,11 @@ class VllmEngine(Section):
     sequences; weights beyond are refused. null = 0.001 where trainer and engine both compute in
     float32, 0.1 otherwise."""
 
+    @property
+    def gpus(self) -> int:
+        """GPUs that one worker's vLLM has."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
     @model_validator(mode="after")
     def _check_arguments(self) -> Self:
         for name in self.engine_args:

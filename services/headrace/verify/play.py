@@ -94,7 +94,7 @@ class _Game:
         self._report = report
         self._noted: set[int] = set()
         """Lives whose end was looked at, by process id."""
-        armed = [self._armed(part) for part in parts(config, directory)]
+        armed = [self._armed(part) for part in parts(config, directory, {})]
         self._supervisor = Supervisor(armed, config.launcher, report=lambda _: None)
         self._recorder = Recorder(lambda: self._supervisor.addresses.all.get("replay"))
 

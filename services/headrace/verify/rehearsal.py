@@ -65,6 +65,7 @@ def rehearse(config: Config, *, run_dir: Path, steps: int, seed: int) -> Config:
             },
             "journal_tokens_every": every and min(every, max(1, longest // REPORTS)),
             "workers": 2,
+            "gpus": None,
             "max_groups_in_flight": 16 if most == "auto" else min(16, most),
             "max_generation_s": 60.0,
         },

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import inspect
 import json
 import math
 import sys
@@ -15,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,10 @@ class Scoring:
     """`stop` or `length`."""
     data_source: str = ""
     """The name of the source that the row is from."""
+
+
+TOLD: Final = ("prompt", "response", "answer", "metadata", "finish_reason", "data_source")
+"""What a function of the user's can be told."""
 
 
 class Score(NamedTuple):
@@ -135,20 +140,42 @@ def _reasoning_gym(answer_tag: str | None) -> Scorer:
 
 def _python(path: str, options: Mapping[str, Any]) -> Scorer:
     function = _find(path)
+    takes = _taken(function, path, options)
 
     def score(scoring: Scoring) -> Score:
-        return as_score(
-            function(
-                prompt=scoring.prompt,
-                response=scoring.response,
-                answer=scoring.answer,
-                metadata=_metadata(scoring),
-                finish_reason=scoring.finish_reason,
-                **options,
-            )
-        )
+        told = {
+            "prompt": scoring.prompt,
+            "response": scoring.response,
+            "answer": scoring.answer,
+            "metadata": _metadata(scoring),
+            "finish_reason": scoring.finish_reason,
+            "data_source": scoring.data_source,
+        }
+        return as_score(function(**{name: told[name] for name in takes}, **options))
 
     return score
+
+
+def _taken(function: Callable[..., Any], path: str, options: Mapping[str, Any]) -> tuple[str, ...]:
+    """Say what of `TOLD` a function takes, and see that it can be called with that."""
+    if twice := sorted(options.keys() & set(TOLD)):
+        raise RewardUnusableError(f"reward.options: {twice[0]} is what each response brings itself")
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some of those written in C have none
+        return TOLD
+    kinds = {name: parameter.kind for name, parameter in signature.parameters.items()}
+    takes = tuple(
+        name for name in TOLD if name in kinds or inspect.Parameter.VAR_KEYWORD in kinds.values()
+    )
+    try:
+        signature.bind(**dict.fromkeys([*takes, *options]))
+    except TypeError as error:
+        raise RewardUnusableError(
+            f"reward.function: {path} cannot be called: {error}; there are {', '.join(TOLD)}, as "
+            "keyword arguments, and reward.options"
+        ) from error
+    return takes
 
 
 def _find(path: str) -> Callable[..., Any]:
