@@ -129,7 +129,20 @@ async def test_a_run_is_finished_when_it_is_over_and_its_last_step_is_saved(
     words = past.finished_in_words()
     assert words.startswith(f"{tmp_path} is finished: 1 of 1 steps; to ")
     assert words.endswith("to start another run: run.name=NAME or run.run_dir=DIR")
-    assert ("resume.mode=path resume.path=" in words) == (save_freq > 0)
+    back = f"resume.mode=path resume.path={tmp_path}/checkpoints/global_step_1 with more trainer."
+    assert (back in words) == is_saved
+
+
+async def test_a_finished_run_says_where_its_last_checkpoint_lies(tmp_path: Path) -> None:
+    async with replay_server(tmp_path / "journal", settings()) as replay:
+        incarnation = await train(replay, rows=4)
+        await saved(replay, incarnation)
+        await replay.stub.EndRun(pb.EndRunRequest(incarnation=incarnation))
+    before = config(tmp_path, checkpoint={"storage": "s3://bucket/run/"})
+
+    past = Past.of(left(tmp_path, before), before)
+
+    assert "resume.path=s3://bucket/run/global_step_1 with" in past.finished_in_words()
 
 
 async def test_a_finished_run_that_is_asked_to_go_back_goes_on_until_that_is_done(

@@ -111,7 +111,7 @@ def test_config_check_gives_warnings() -> None:
             "error: reward.function: cannot import no_such",
         ),
         (["config", "check", str(EXAMPLE), "model.tokenizer=/no/dir"], "error: "),
-        (["serve", "store", str(EXAMPLE)], "error: the processes of a run share a directory"),
+        (["serve", "store", str(EXAMPLE)], "error: run.run_dir is missing"),
         (["status", "--replay", "nowhere"], "error: 'nowhere' is not an address"),
         (["status", "--replay", "127.0.0.1:1"], "error: no replay buffer listens on 127.0.0.1:1"),
         (["status", "--run", "/"], "error: / is not a run directory"),

@@ -21,7 +21,12 @@ def bench(
         ),
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Fewer rounds and smaller sizes: a minute or two.")
+        bool,
+        typer.Option(
+            "--quick",
+            help="Fewer rounds and smaller sizes: a minute or two, and with `rollout` up to eight "
+            "more.",
+        ),
     ] = False,
     json_file: Annotated[
         Path | None,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Self
 
+from headrace.checkpoint.storage import step_name
 from headrace.cli.single import makes_checkpoints
 from headrace.config.config import Config
 from headrace.config.load import load_config
@@ -32,6 +33,8 @@ class Past:
     """What its journal says; None if that is lost, damaged, or in Redis."""
     saved: bool
     """Whether that run makes checkpoints."""
+    storage: str
+    """Where it has them: a URL or a directory."""
     goes_back: bool
     """Whether it is asked to go back or to begin again, and has not done that."""
     begins_again: bool
@@ -57,7 +60,8 @@ class Past:
         saves = [makes_checkpoints(each) for each in (before, config)]
         goes_back = status is not None and not is_fulfilled(wish_of(config.resume), status.resume)
         begins_again = config.resume.mode == "disable"
-        return cls(directory, began, status, all(saves), goes_back, begins_again)
+        storage = before.checkpoint.storage or str(directory.checkpoints)
+        return cls(directory, began, status, all(saves), storage, goes_back, begins_again)
 
     @property
     def finished(self) -> bool:
@@ -73,14 +77,17 @@ class Past:
         return self.status.resume.resume_id if self.status is not None else ""
 
     def finished_in_words(self) -> str:
-        """Say that there is nothing to do, in a line."""
+        """Say that there is nothing to do, and what would be, in a line."""
         status = self.status
         assert status is not None
         words = f"{self.directory.path} is finished: "
         words += f"{status.committed_step} of {status.total_steps or '?'} steps; "
         if self.saved:
+            last = f"{self.storage.rstrip('/')}/{step_name(status.saved_step)}"
             words += (
-                "to go back to a checkpoint of it: resume.mode=path resume.path=…/global_step_N; "
+                f"to train on from its end: resume.mode=path resume.path={last} with more "
+                "trainer.total_training_steps or trainer.total_epochs; to go back: with an earlier "
+                "checkpoint; "
             )
         return words + ANOTHER
 

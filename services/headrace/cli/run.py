@@ -26,7 +26,7 @@ def run(config: ConfigArgument, overrides: Overrides = None, plain: PlainOption 
 
     - 0 done, 130 interrupted
 
-    - 2 something is configured wrongly
+    - 2 something is configured wrongly, or no batch came of the data: all prompts were dropped
 
     - 3 there are checkpoints, and all are damaged
 
@@ -34,7 +34,7 @@ def run(config: ConfigArgument, overrides: Overrides = None, plain: PlainOption 
 
     - 5 stalled, with `watchdog.on_stall=fail`
 
-    - 1 anything else
+    - 1 the run is done, and the audit found its books broken; or anything else
     """
     from headrace.cli.local import run_here
 

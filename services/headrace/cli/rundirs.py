@@ -26,8 +26,9 @@ def with_run_directory(config: Config) -> Config:
     directory = config.run.run_dir
     if directory is None:
         raise UsageError(
-            "the processes of a run share a directory: add run.run_dir=DIR "
-            "(`headrace run` makes one by itself)"
+            "run.run_dir is missing, the folder where this process keeps its files: add "
+            "run.run_dir=DIR, the same for those of one machine, and on each machine a folder of "
+            "its own (docs/machines.md); `headrace run` makes one by itself"
         )
     _make(directory)
     return _named(config, directory)

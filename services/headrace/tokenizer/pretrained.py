@@ -84,7 +84,7 @@ def _load(directory: Path) -> Any:  # transformers is untyped
     if not directory.is_dir():
         raise UsageError(
             f"{directory}: no such directory; model.path and model.tokenizer name a local Hugging "
-            "Face directory (nothing is downloaded)"
+            "Face directory; nothing is downloaded (docs/models.md)"
         )
     try:
         from transformers import AutoTokenizer
