@@ -86,8 +86,7 @@ class Past:
             last = f"{self.storage.rstrip('/')}/{step_name(status.saved_step)}"
             words += (
                 f"to train on from its end: resume.mode=path resume.path={last} with more "
-                "trainer.total_training_steps or trainer.total_epochs; to go back: with an earlier "
-                "checkpoint; "
+                "trainer.total_training_steps; to go back: with an earlier checkpoint; "
             )
         return words + ANOTHER
 
