@@ -17,6 +17,7 @@ from headrace.trainer import part
 from headrace.trainer.actor import Actor
 from headrace.trainer.batch import Batch, collate
 from headrace.trainer.description import describe
+from headrace.trainer.number_format import set_format
 from headrace.trainer.part import Counters
 from headrace.trainer.state import StateCopy
 from headrace.v1.trajectory_pb2 import Trajectory
@@ -31,7 +32,9 @@ def tiny_model(*, width: int = 16, dtype: torch.dtype = torch.float32) -> Any:
         "gpt2", n_layer=1, n_embd=width, n_head=2, n_positions=16, vocab_size=11,
         bos_token_id=1, eos_token_id=1,
     )  # fmt: skip
-    return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    set_format(model, dtype)
+    return model
 
 
 def fixed_batch(number: int) -> Batch:

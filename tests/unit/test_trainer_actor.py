@@ -10,9 +10,11 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from headrace.config.trainer import AlgorithmConfig, OptimConfig
+from headrace.trainer import forward
 from headrace.trainer.actor import Actor
 from headrace.trainer.batch import Batch, collate
 from headrace.trainer.forward import score
+from headrace.trainer.number_format import published, set_format
 from headrace.v1.trajectory_pb2 import Trajectory
 
 VOCABULARY = 11
@@ -24,7 +26,9 @@ def tiny_model(*, dtype: torch.dtype = torch.float32) -> Any:
         "gpt2", n_layer=2, n_embd=32, n_head=2, n_positions=32, vocab_size=VOCABULARY
     )
     config.bos_token_id = config.eos_token_id = 1
-    return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    set_format(model, dtype)
+    return model
 
 
 def sampled(model: Any, count: int, *, temperature: float = 1.0) -> list[Trajectory]:
@@ -62,11 +66,11 @@ def batch_of(trajectories: list[Trajectory]) -> Batch:
     return collate(trajectories, advantages, pad_id=0)
 
 
-def actor(model: Any, *, micro: int | None = None, **algorithm: Any) -> Actor:
+def actor(model: Any, *, micro: int | None = None, lr: float = 1e-2, **algorithm: Any) -> Actor:
     return Actor(
         model,
         algorithm=AlgorithmConfig(**algorithm),
-        optim=OptimConfig(lr=1e-2, lr_schedule="linear", lr_min_ratio=0.5),
+        optim=OptimConfig(lr=lr, lr_schedule="linear", lr_min_ratio=0.5),
         total_updates=3,
         micro_batch_size=micro,
     )
@@ -179,9 +183,51 @@ def test_a_gradient_that_is_not_finite_is_not_applied() -> None:
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
-def test_a_model_in_bfloat16_is_trained() -> None:
+def test_a_model_in_bfloat16_computes_in_it_and_learns_at_the_usual_rate() -> None:
     model = tiny_model(dtype=torch.bfloat16)
     batch = batch_of(sampled(model, 4))
-    metrics = actor(model, micro=2).update(batch)
-    assert np.isfinite(metrics["actor/grad_norm"])
-    assert metrics["training/rollout_probs_diff_max"] < 0.1
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    published_before = published(model)
+    learner = actor(model, micro=2, lr=1e-6)
+
+    metrics = [learner.update(batch) for _ in range(3)]
+
+    assert np.isfinite(metrics[-1]["actor/grad_norm"])
+    assert metrics[0]["training/rollout_probs_diff_max"] < 0.1
+    moved = torch.cat([(a != b).flatten() for a, b in zip(before, model.parameters(), strict=True)])
+    touched = torch.cat(
+        [learner.optimizer.state[p]["exp_avg"].flatten() != 0 for p in model.parameters()]
+    )
+    assert (moved | ~touched).float().mean() > 0.99
+    assert touched.float().mean() > 0.5
+    # What three such updates change is less than bfloat16 can say of most weights.
+    now = published(model)
+    same = [torch.equal(now[name], published_before[name]) for name in now]
+    assert {value.dtype for value in now.values()} == {torch.bfloat16}
+    assert sum(same) > 0
+
+
+def test_updates_add_up_to_what_is_published_in_bfloat16() -> None:
+    model = tiny_model(dtype=torch.bfloat16)
+    batch = batch_of(sampled(model, 16))
+    learner = actor(model, lr=1e-5)
+    before = published(model)["transformer.h.0.attn.c_attn.weight"]
+    for _ in range(60):
+        learner.update(batch)
+    now = published(model)["transformer.h.0.attn.c_attn.weight"]
+    assert (now != before).float().mean() > 0.5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_scores_and_gradients_do_not_depend_on_how_many_places_are_scored_at_once(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    batch = batch_of(sampled(tiny_model(), 6, temperature=0.7))
+    found = []
+    for logits in (2**26, 1):
+        monkeypatch.setattr(forward, "CHUNK_LOGITS", logits)
+        model = tiny_model(dtype=dtype)
+        metrics = actor(model).accumulate(batch)
+        found.append((gradient(model), metrics))
+    assert torch.equal(found[0][0], found[1][0])
+    assert found[0][1] == found[1][1]

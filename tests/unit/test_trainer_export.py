@@ -20,6 +20,7 @@ from headrace.errors import UsageError
 from headrace.trainer.actor import Actor
 from headrace.trainer.export import export
 from headrace.trainer.model import build_model
+from headrace.trainer.number_format import format_of
 from headrace.v1.prompt_pb2 import StateCounts
 from headrace.v1.resume_pb2 import CheckpointPart, Lineage
 
@@ -62,9 +63,10 @@ def test_the_directory_has_the_model_its_number_format_and_its_tokenizer(
 
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "deep" / "out").eval()
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "deep" / "out")
+    published = actor.model.to(format_of(actor.model))
     with torch.no_grad():
-        assert torch.equal(model(input_ids=IDS).logits, actor.model(input_ids=IDS).logits)
-    assert model.dtype == actor.model.dtype
+        assert torch.equal(model(input_ids=IDS).logits, published(input_ids=IDS).logits)
+    assert model.dtype == published.dtype
     assert count == sum(parameter.numel() for parameter in model.parameters())
     assert tokenizer.encode("0123;") == TOKENIZER.encode("0123;")
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["out"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from headrace.config.model import AlphabetTokenizer, ModelConfig
 from headrace.errors import UsageError
 from headrace.tokenizer import load_tokenizer
 from headrace.trainer.model import build_model, pick_device
+from headrace.trainer.number_format import computing, format_of
 from headrace.trainer.publisher import WeightsWriter, save_model
 from headrace.weights.digest import digest, text_of
 from headrace.weights.directory import verify
@@ -77,10 +79,45 @@ def test_written_weights_are_the_model_again_in_one_file(
     manifest, verified = verify(Path(path))
     assert verified == checksum
     assert {"config.json", "model.safetensors", "probe.json"} <= set(manifest.files)
-    again = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype))
-    assert same_weights(model, again)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    assert format_of(model) == getattr(torch, dtype)
+    again = AutoModelForCausalLM.from_pretrained(path, dtype="auto")
+    assert again.dtype == getattr(torch, dtype)
+    rounded = copy.deepcopy(model).to(getattr(torch, dtype))
+    assert same_weights(rounded, again)
     ids = torch.tensor([[2, 3, 4]])
-    assert torch.equal(model(input_ids=ids).logits, again.eval()(input_ids=ids).logits)
+    assert torch.equal(rounded(input_ids=ids).logits, again.eval()(input_ids=ids).logits)
+
+
+@pytest.mark.parametrize(("architecture", "options"), [("gpt2", OPTIONS), ("qwen3", QWEN)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_gradients_with_checkpointed_layers_are_the_same_and_keep_less(
+    architecture: str, options: dict[str, Any], dtype: str
+) -> None:
+    ids = torch.tensor([[2, 3, 4, 5]])
+    found, kept = [], []
+    for checkpointed in (False, True):
+        settings = config(
+            architecture=architecture,
+            options=options,
+            dtype=dtype,
+            enable_gradient_checkpointing=checkpointed,
+        )
+        model = copy.deepcopy(build(settings))  # as the reference of a KL loss is made
+        saved: list[int] = []
+
+        def keep(tensor: torch.Tensor, saved: list[int] = saved) -> torch.Tensor:
+            saved.append(tensor.numel())
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            with computing(model):
+                loss = model(input_ids=ids, use_cache=False).logits.float().logsumexp(-1).sum()
+            kept.append(sum(saved))
+        loss.backward()
+        found.append([parameter.grad for parameter in model.parameters()])
+    assert kept[1] < kept[0]
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
 def test_a_version_lists_its_tensors_if_workers_may_receive_them_without_the_file(

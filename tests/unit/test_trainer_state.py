@@ -65,6 +65,29 @@ def test_training_goes_on_bit_for_bit_as_if_it_had_never_stopped(
     assert same(parameters(second.model), parameters(whole.model))
     assert same(parameters(second.reference), parameters(whole.reference))
     assert torch.equal(torch.rand(3), drawn)
+    kept_formats = {t.dtype for t in part.read(tmp_path / "trainer").tensors.values()}
+    assert kept_formats == {torch.float32, torch.uint8}  # random numbers are bytes
+
+
+def test_what_an_older_trainer_kept_in_bfloat16_goes_on_as_float32_and_is_said(
+    tmp_path: Path,
+) -> None:
+    older = new_actor(tiny_model(dtype=torch.bfloat16).to(torch.bfloat16))
+    older.update(fixed_batch(0))
+    save(older, tmp_path)
+    newer = new_actor(tiny_model(dtype=torch.bfloat16))
+
+    [note] = reload(newer, tmp_path)
+
+    assert "are bfloat16, as an older trainer kept them" in note
+    assert same(parameters(newer.model), [p.float() for p in parameters(older.model)])
+    for ours, theirs in zip(newer.model.parameters(), older.model.parameters(), strict=True):
+        for slot in ("exp_avg", "exp_avg_sq"):
+            found, there = newer.optimizer.state[ours][slot], older.optimizer.state[theirs][slot]
+            assert found.dtype == torch.float32
+            assert torch.equal(found, there.float())
+    newer.update(fixed_batch(1))
+    assert {p.dtype for p in newer.model.parameters()} == {torch.float32}
 
 
 def test_a_copy_does_not_change_while_training_goes_on_and_its_room_is_used_again() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from headrace.config import memory
 from headrace.config.config import Config
 from headrace.config.load import load_config
 from headrace.config.vllm import VllmEngine
@@ -49,13 +50,13 @@ def preflight(path: Path, overrides: Sequence[str]) -> Checked:
 
     Security.from_config(config).check_host(config.endpoints.bind_host)
     data = open_data(config.data)
-    load_tokenizer(config.model)
+    tokenizer = load_tokenizer(config.model)
     check_rewards(config.reward)
     if isinstance(config.rollout.engine, VllmServerEngine):
         read_access(config.rollout.engine)
     if config.checkpoint.storage is not None:
         storage_of(config)
-    warnings = config.warnings()
+    warnings = [*config.warnings(), *memory.warnings(config, tokenizer.vocab_size)]
     if isinstance(config.rollout.engine, VllmEngine) and (
         unchecked := check_section(config.rollout.engine)
     ):

@@ -66,8 +66,7 @@ def _build(files: Path) -> Any:
     tensors = part.read_model(files)
     description = files / part.DESCRIPTION
     config = AutoConfig.from_pretrained(description, local_files_only=True)
-    formats = [tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()]
-    model = AutoModelForCausalLM.from_config(config, dtype=formats[0] if formats else torch.float32)
+    model = AutoModelForCausalLM.from_config(config, dtype=config.dtype or torch.float32)
     if (description / OF_MODEL[1]).exists():
         model.generation_config = GenerationConfig.from_pretrained(description)
     fill_model(model, tensors)

@@ -8,26 +8,31 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
+from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from headrace.config.model import ModelConfig
 from headrace.errors import UsageError
 from headrace.tokenizer import Tokenizer
+from headrace.trainer.number_format import TRAINED, set_format
 
 FROM_TOKENIZER = ("vocab_size", "eos_token_id", "pad_token_id", "bos_token_id")
 """Options of a model configuration that follow from the tokenizer."""
 
 
 def build_model(config: ModelConfig, tokenizer: Tokenizer, *, max_length: int) -> Any:
-    """Build the policy, on the CPU, in evaluation mode and with the configured number format.
+    """Build the policy, on the CPU and in evaluation mode.
 
     It stays in evaluation mode while it is trained: with dropout it would be another
-    distribution than the one that the workers sample from.
+    distribution than the one that the workers sample from. Its weights are float32, and it
+    computes in the configured number format: see `headrace.trainer.number_format`.
 
     Args:
         config: what to build.
@@ -40,12 +45,14 @@ def build_model(config: ModelConfig, tokenizer: Tokenizer, *, max_length: int) -
     """
     # Bars for files of a few parameters would fill the log.
     transformers.utils.logging.disable_progress_bar()
-    dtype = getattr(torch, config.dtype)
     if config.path is not None:
-        model = _from_directory(config.path, dtype)
+        model = _from_directory(config.path)
     else:
-        model = _from_options(config, tokenizer, dtype)
+        model = _from_options(config, tokenizer)
     _check_sizes(model, tokenizer, max_length=max_length)
+    set_format(model, getattr(torch, config.dtype))
+    if config.enable_gradient_checkpointing:
+        _checkpoint_layers(model)
     return model.eval()
 
 
@@ -69,14 +76,14 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-def _from_directory(directory: Path, dtype: torch.dtype) -> Any:
+def _from_directory(directory: Path) -> Any:
     if not (directory / "config.json").is_file():
         raise UsageError(
             f"model.path = {directory} has no config.json: give a Hugging Face model directory, "
             "or model.architecture to build a model"
         )
     try:
-        return AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, local_files_only=True)
+        return AutoModelForCausalLM.from_pretrained(directory, dtype=TRAINED, local_files_only=True)
     except Exception as error:  # whatever the library raises here is about the user's files
         raise UsageError(
             f"model.path = {directory} cannot be loaded as a causal language model: "
@@ -84,7 +91,7 @@ def _from_directory(directory: Path, dtype: torch.dtype) -> Any:
         ) from error
 
 
-def _from_options(config: ModelConfig, tokenizer: Tokenizer, dtype: torch.dtype) -> Any:
+def _from_options(config: ModelConfig, tokenizer: Tokenizer) -> Any:
     architecture = config.architecture
     assert architecture is not None
     known = transformers.CONFIG_MAPPING.keys()
@@ -105,12 +112,27 @@ def _from_options(config: ModelConfig, tokenizer: Tokenizer, dtype: torch.dtype)
     torch.manual_seed(config.seed)
     try:
         model_config = config_class(**config.options, **special)
-        return AutoModelForCausalLM.from_config(model_config, dtype=dtype)
+        return AutoModelForCausalLM.from_config(model_config, dtype=TRAINED)
     except Exception as error:  # whatever the library raises here is about the user's options
         raise UsageError(
             f"model.architecture = {architecture!r} with model.options cannot be built as a causal "
             f"language model: {_one_line(error)}"
         ) from error
+
+
+def _checkpoint_layers(model: Any) -> None:
+    """Have each layer compute its activations again for its gradient, instead of keeping them.
+
+    What transformers offers for it works in training mode only, and would bring dropout.
+    """
+    layers = [each for each in model.modules() if isinstance(each, GradientCheckpointingLayer)]
+    if not layers:
+        raise UsageError(
+            f"model.enable_gradient_checkpointing: transformers has no such layers for "
+            f"{model.config.model_type!r}: set it to false"
+        )
+    for layer in layers:
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
 
 
 def _check_options(options: Iterable[str], config_class: Any, architecture: str) -> None:

@@ -18,6 +18,7 @@ from transformers import GenerationConfig
 from headrace.tokenizer import Tokenizer
 from headrace.trainer.batch import collate
 from headrace.trainer.forward import score
+from headrace.trainer.number_format import format_of
 from headrace.v1.trajectory_pb2 import Trajectory
 from headrace.weights.probe import SCHEMA_VERSION, ScoredSequence, TrainerProbe
 
@@ -76,11 +77,10 @@ def make_probe(model: Any, sequences: Sequence[Sequence[int]]) -> TrainerProbe:
         )
         for ids in sequences
     ]
-    weight = next(model.parameters())
-    batch = collate(rows, np.zeros(len(rows)), pad_id=0).to(weight.device)
+    batch = collate(rows, np.zeros(len(rows)), pad_id=0).to(model.device)
     logprobs = score(model, batch).logprobs.tolist()
     return TrainerProbe(
         SCHEMA_VERSION,
-        str(weight.dtype).removeprefix("torch."),
+        str(format_of(model)).removeprefix("torch."),
         [ScoredSequence(list(ids), found) for ids, found in zip(sequences, logprobs, strict=True)],
     )

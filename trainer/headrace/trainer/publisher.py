@@ -9,6 +9,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
+from headrace.trainer.number_format import format_of, published, set_format
 from headrace.trainer.probe import make_probe
 from headrace.trainer.tensors import list_tensors
 from headrace.weights import directory
@@ -20,14 +21,20 @@ ONE_FILE = "1000000GB"
 
 
 def save_model(model: Any, target: Path) -> None:
-    """Write `config.json` and `model.safetensors`. Tied weights are written once.
+    """Write `config.json` and `model.safetensors`, in the format that the model computes in.
+
+    Tied weights are written once.
 
     Raises:
         OSError: they could not be written; the disk is full, most often.
 
     """
     try:
-        model.save_pretrained(target, max_shard_size=ONE_FILE)
+        dtype, state = format_of(model), published(model)
+        model.save_pretrained(target, state_dict=state, max_shard_size=ONE_FILE)
+        # It has written, and noted, the format of the weights that are trained.
+        set_format(model, dtype)
+        model.config.save_pretrained(target)
     except SafetensorError as error:
         raise OSError(errno.EIO, str(error), str(target)) from error
 

@@ -19,6 +19,7 @@ import torch
 
 from headrace.errors import UsageError
 from headrace.trainer.actor import Actor
+from headrace.trainer.number_format import TRAINED
 
 MODEL: Final = "model."
 OPTIMIZER: Final = "optimizer."
@@ -80,6 +81,8 @@ def restore(
 ) -> list[str]:
     """Make an actor what it was when the state was copied.
 
+    What an older trainer has kept in bfloat16 becomes float32, to the bit.
+
     Returns:
         What could not be taken over and is not needed, a line each.
 
@@ -88,7 +91,7 @@ def restore(
 
     """
     fill_model(actor.model, _below(MODEL, tensors))
-    notes = _restore_reference(actor, _below(REFERENCE, tensors))
+    notes = _formats(tensors) + _restore_reference(actor, _below(REFERENCE, tensors))
     _restore_optimizer(actor, tensors)
     actor.updates, actor.seen = updates, seen
     _restore_random(tensors)
@@ -167,6 +170,16 @@ def _check(model: Mapping[str, torch.Tensor], there: Mapping[str, torch.Tensor])
             f"the checkpoint is of another model than `model` describes: {'; '.join(problems)}. "
             "Describe the model that the run began with"
         )
+
+
+def _formats(tensors: Mapping[str, torch.Tensor]) -> list[str]:
+    found = {tensor.dtype for name, tensor in tensors.items() if name.startswith(MODEL)}
+    return [
+        f"the weights of the checkpoint are {str(dtype).removeprefix('torch.')}, as an older trainer "
+        "kept them: they and the optimizer go on as float32"
+        for dtype in found
+        if dtype.is_floating_point and dtype != TRAINED
+    ]
 
 
 def _restore_reference(actor: Actor, tensors: Mapping[str, torch.Tensor]) -> list[str]:
