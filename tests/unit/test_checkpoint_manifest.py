@@ -161,19 +161,36 @@ def test_facts_are_the_same_for_what_may_change_and_differ_for_what_may_not() ->
     )
     assert compare(before, facts_of(free, "t1"), ()) == ([], [])
 
-    other = config(trainer={"optim": {"lr": 0.5}}, rollout={"n": 2})
+    other = config(trainer={"optim": {"lr": 0.5}}, rollout={"n": 2, "temperature": 0.7})
     refusals, notes = compare(before, facts_of(other, "t2"), ())
     assert notes == []
     assert [refusal.split(" ")[0] for refusal in refusals] == [
         "rollout.n",
+        "rollout.temperature",
         "tokenizer",
         "trainer.optim.lr",
     ]
     assert "rollout.n is 2, and 8 in the checkpoint: that cannot change" in refusals[0]
-    assert refusals[2] == (
+    assert "rollout.temperature is 0.7, and 1.0 in the checkpoint: that" in refusals[1]
+    assert refusals[3] == (
         "trainer.optim.lr is 0.5, and 1e-06 in the checkpoint: set it back, or accept it with "
         "resume.allow=[configuration]"
     )
+
+
+def test_a_checkpoint_of_before_temperatures_were_facts_is_gone_on_from() -> None:
+    before = facts_of(config(), "t1")
+    del before["rollout.temperature"]
+    assert compare(before, facts_of(config(rollout={"temperature": 0.7}), "t1"), ()) == ([], [])
+
+
+def test_how_fast_the_trainer_is_may_change_and_the_end_of_its_rate_is_what_was_meant() -> None:
+    before = facts_of(config(), "t1")
+    assert before["trainer.optim.lr_min_ratio"] == "1.0"  # as older checkpoints have it
+    faster = config(trainer={"micro_batch_size": 2})
+    checkpointed = faster.model.model_copy(update={"enable_gradient_checkpointing": True})
+    now = facts_of(faster.model_copy(update={"model": checkpointed}), "t1")
+    assert compare(before, now, ()) == ([], [])
 
 
 def test_an_allowance_covers_its_own_differences_and_no_others() -> None:

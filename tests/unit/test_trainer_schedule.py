@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from headrace.config.trainer import OptimConfig
 from headrace.trainer.schedule import learning_rate_share
 
 
@@ -27,6 +28,15 @@ def test_the_rate_falls_from_its_peak_to_its_minimum_in_the_last_update(shape: s
     assert found[5] == pytest.approx(0.55)
     assert found[10] == pytest.approx(0.1)
     assert found == sorted(found, reverse=True)
+
+
+@pytest.mark.parametrize("shape", ["linear", "cosine"])
+def test_a_shape_alone_lets_the_rate_fall_to_nothing(shape: str) -> None:
+    optim = OptimConfig.model_validate({"lr_schedule": shape})
+    assert optim.end_ratio == 0
+    assert shares(shape, min_ratio=optim.end_ratio)[-1] == pytest.approx(0)
+    assert OptimConfig.model_validate({"lr_schedule": shape, "lr_min_ratio": 0.3}).end_ratio == 0.3
+    assert OptimConfig().end_ratio == 1
 
 
 def test_a_constant_rate_does_not_fall() -> None:

@@ -1,7 +1,7 @@
 """What must be the same when a run goes on as when it was saved, and what may change.
 
-    always the same   tokenizer, rollout.n, data.train_batch_size (and the data set, which has its
-                      own fingerprint)
+    always the same   tokenizer, rollout.n, rollout.temperature, data.train_batch_size (and the data
+                      set, which has its own fingerprint)
     configuration     model, reward, algorithm, trainer.optim, trainer.parameter_sync_step
     free              everything else: window, threshold, workers, storage units, lease times, …
 
@@ -21,6 +21,7 @@ from headrace.config.config import Config
 TOKENIZER: Final = "tokenizer"
 N: Final = "rollout.n"
 BATCH_SIZE: Final = "data.train_batch_size"
+TEMPERATURE: Final = "rollout.temperature"
 
 _SECTIONS: Final[dict[str, Callable[[Config], Any]]] = {
     "model": lambda config: config.model,
@@ -31,6 +32,7 @@ _SECTIONS: Final[dict[str, Callable[[Config], Any]]] = {
 """Sections whose every key is a fact."""
 _NOT_FACTS: Final = {
     "model.tokenizer",  # its fingerprint is one
+    "model.enable_gradient_checkpointing",
     "reward.timeout_s",
     "reward.processes",
     "reward.http",  # how the service is called is none of the run's results
@@ -50,6 +52,7 @@ def facts_of(config: Config, tokenizer_fingerprint: str | None) -> dict[str, str
     facts = {
         N: json.dumps(config.rollout.n),
         BATCH_SIZE: json.dumps(config.data.train_batch_size),
+        TEMPERATURE: json.dumps(config.rollout.temperature),
         "trainer.parameter_sync_step": json.dumps(config.trainer.parameter_sync_step),
     }
     if tokenizer_fingerprint is not None:
@@ -59,6 +62,7 @@ def facts_of(config: Config, tokenizer_fingerprint: str | None) -> dict[str, str
         for name, value in values.items():
             if (key := f"{section}.{name}") not in _NOT_FACTS:
                 facts[key] = json.dumps(value, sort_keys=True)
+    facts["trainer.optim.lr_min_ratio"] = json.dumps(config.trainer.optim.end_ratio)
     return facts
 
 
@@ -67,8 +71,8 @@ def compare(
 ) -> tuple[list[str], list[str]]:
     """Compare the facts of a checkpoint with those of the run that is to go on.
 
-    A key that only one side has is a difference, unless it is `tokenizer`: a tool that does not
-    load it cannot tell.
+    A key that only one side has is a difference, but for two: a tool that does not load the
+    tokenizer cannot tell, nor can a checkpoint that was made when temperatures were not facts.
 
     Returns:
         Refusals, and differences that `allow` accepts: a line each, with both sides.
@@ -77,7 +81,8 @@ def compare(
     refusals, notes = [], []
     for key in sorted({*before, *now}):
         old, new = before.get(key), now.get(key)
-        if old == new or (key == TOKENIZER and new is None):
+        unknown = (key == TOKENIZER and new is None) or (key == TEMPERATURE and old is None)
+        if old == new or unknown:
             continue
         sides = f"{key} is {_short(new)}, and {_short(old)} in the checkpoint"
         allowance = _allowance(key)
@@ -91,7 +96,7 @@ def compare(
 
 
 def _allowance(key: str) -> Allowance | None:
-    return None if key in (TOKENIZER, N, BATCH_SIZE) else "configuration"
+    return None if key in (TOKENIZER, N, BATCH_SIZE, TEMPERATURE) else "configuration"
 
 
 def _short(value: str | None) -> str:

@@ -69,8 +69,8 @@ class OptimConfig(Section):
 
     lr: float = Field(default=1e-6, gt=0)
     """Peak learning rate."""
-    lr_min_ratio: float = Field(default=1.0, ge=0, le=1)
-    """The last step's learning rate as a share of `lr`."""
+    lr_min_ratio: float | None = Field(default=None, ge=0, le=1)
+    """The last step's learning rate as a share of `lr`; null = 0, unless it is constant."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Shape of the way from `lr` to its minimum."""
     lr_warmup_steps: int = Field(default=0, ge=0)
@@ -81,6 +81,13 @@ class OptimConfig(Section):
     """Decoupled weight decay."""
     clip_grad: float = Field(default=1.0, gt=0)
     """Largest norm of the gradient."""
+
+    @property
+    def end_ratio(self) -> float:
+        """The last step's learning rate as a share of `lr`, as it was meant."""
+        if self.lr_min_ratio is not None:
+            return self.lr_min_ratio
+        return 1.0 if self.lr_schedule == "constant" else 0.0
 
 
 class TrainerConfig(Section):
@@ -101,7 +108,8 @@ class TrainerConfig(Section):
     """Steps between two checkpoints, the last step and SIGTERM beside; -1 = no checkpoints: a run
     whose trainer dies is over."""
     micro_batch_size: int | None = Field(default=None, ge=1)
-    """Sequences per forward pass; null = all of a mini-batch. Does not change the gradient."""
+    """Sequences per forward pass; null = all of a mini-batch. Does not change the gradient. With a
+    large vocabulary it is what the memory goes to: `headrace config check` warns."""
     device: str = "auto"
     """`auto` takes CUDA if it is there; else a torch device name."""
     threads: int | None = Field(default=None, ge=1)

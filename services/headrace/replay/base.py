@@ -35,6 +35,7 @@ def to_base(
             n=ledger.n,
             train_batch_size=ledger.batch_size,
             basis=ledger.basis,
+            temperature=ledger.temperature,
         ),
         feed_opened=journal.FeedOpened(
             row_count=ledger.feed.row_count,

@@ -59,6 +59,8 @@ class Ledger:
         self.n = opened.n
         self.batch_size = opened.train_batch_size
         self.basis = opened.basis
+        self.temperature = opened.temperature
+        """0 if the run was begun by a version that did not write it down."""
         self.groups = GroupTable(opened.n)
         self.position = 0
         self.feed = Feed()

@@ -17,7 +17,7 @@ def open_ledger(
     """Load the journal; an empty one begins a run, whose first event is still to be written.
 
     Raises:
-        UsageError: the run was begun with another id, n, batch size or basis.
+        UsageError: the run was begun with another id, n, batch size, basis or temperature.
         JournalDamagedError: a record that this version cannot read.
 
     """
@@ -27,15 +27,18 @@ def open_ledger(
         n=settings.n,
         train_batch_size=settings.batch_size,
         basis=settings.basis,
+        temperature=settings.temperature,
     )
     if not journal.position:
         return Ledger(wanted)
     ledger = load_until(journal, journal.position)
+    ledger.temperature = ledger.temperature or settings.temperature
     opened = journal_pb2.RunOpened(
         run_id=ledger.run_id,
         n=ledger.n,
         train_batch_size=ledger.batch_size,
         basis=ledger.basis,
+        temperature=ledger.temperature,
     )
     _check_same_run(opened, wanted)
     return ledger
@@ -90,6 +93,7 @@ def _check_same_run(opened: journal_pb2.RunOpened, wanted: journal_pb2.RunOpened
         "n": "rollout.n",
         "train_batch_size": "data.train_batch_size",
         "basis": "sampler.basis",
+        "temperature": "rollout.temperature",
     }
     for field, key in names.items():
         before, now = getattr(opened, field), getattr(wanted, field)

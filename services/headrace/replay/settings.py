@@ -15,8 +15,8 @@ class LedgerSettings:
     """What the rules need of the configuration. Rules read it, stored state never does.
 
     A change of these between two lives of the replay buffer changes later decisions only; what
-    was decided stands in the journal. The three fields of `RunOpened` (n, batch size, basis) are
-    the exception: they are fixed for the run.
+    was decided stands in the journal. The fields of `RunOpened` (n, batch size, basis,
+    temperature) are the exception: they are fixed for the run.
     """
 
     n: int

@@ -86,6 +86,7 @@ _OF_THIS_JOURNAL = (
     "trainer_incarnation",
     "store_incarnation",
     "store_capacity",
+    "temperature",
     "given_up",
     "_outbox",
 )

@@ -85,7 +85,7 @@ class Actor:
             total=self._total_updates,
             warmup=self._warmup_updates,
             shape=self._optim.lr_schedule,
-            min_ratio=self._optim.lr_min_ratio,
+            min_ratio=self._optim.end_ratio,
         )
         if torch.isfinite(norm):
             for group in self.optimizer.param_groups:

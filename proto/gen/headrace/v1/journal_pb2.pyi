@@ -275,6 +275,7 @@ class RunOpened(_message.Message):
     N_FIELD_NUMBER: _builtins.int
     TRAIN_BATCH_SIZE_FIELD_NUMBER: _builtins.int
     BASIS_FIELD_NUMBER: _builtins.int
+    TEMPERATURE_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """The run."""
     lineage: _builtins.str
@@ -285,6 +286,8 @@ class RunOpened(_message.Message):
     """Groups per step."""
     basis: _builtins.str
     """What spans count from: `generated` or `fed`."""
+    temperature: _builtins.float
+    """The sampling temperature; 0 = begun by a version that did not write it down."""
     def __init__(
         self,
         *,
@@ -293,10 +296,11 @@ class RunOpened(_message.Message):
         n: _builtins.int = ...,
         train_batch_size: _builtins.int = ...,
         basis: _builtins.str = ...,
+        temperature: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["basis", b"basis", "lineage", b"lineage", "n", b"n", "run_id", b"run_id", "train_batch_size", b"train_batch_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["basis", b"basis", "lineage", b"lineage", "n", b"n", "run_id", b"run_id", "temperature", b"temperature", "train_batch_size", b"train_batch_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
