@@ -8,6 +8,7 @@ import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import grpc
 import pytest
 from trainer_stage import Stage
 from trainer_world import serve_peers
@@ -17,7 +18,9 @@ from headrace.errors import NotReadyError, TrainerFencedError, UsageError
 from headrace.rollout.download import Downloads
 from headrace.rollout.engines.base import SampleRequest
 from headrace.rollout.engines.torch_engine import TorchEngine
-from headrace.v1 import prompt_pb2, trainer_pb2
+from headrace.rpc.waits import Waits
+from headrace.trainer.arrival import register
+from headrace.v1 import prompt_pb2, replay_pb2_grpc, trainer_pb2
 from headrace.v1 import replay_pb2 as pb
 
 
@@ -46,6 +49,27 @@ async def test_a_step_is_sampled_trained_committed_published_and_let_go(stage: S
     assert sorted(stage.peers.deleted) == sorted(stage.peers.rows)
     left = sorted(path.name for path in (stage.run_dir / "weights").iterdir())
     assert left == ["r_a_v00000002", "r_a_v00000003"]
+
+
+async def test_a_feed_that_does_not_open_is_one_wait_and_becomes_a_stall(stage: Stage) -> None:
+    stage.peers.total_steps = 0
+    waits = Waits(stall_after_s=1)
+    async with grpc.aio.insecure_channel(stage.address) as channel, asyncio.timeout(30):
+        registering = asyncio.create_task(
+            register(
+                replay_pb2_grpc.ReplayBufferServiceStub(channel),
+                trainer_id="t",
+                waits=waits,
+                stopping=asyncio.Event(),
+            )
+        )
+        while not waits.stalled:  # noqa: ASYNC110 (nobody tells of a stall)
+            await asyncio.sleep(0.05)
+        [wait] = waits.snapshot()
+        stage.peers.total_steps = 3
+        assert (await registering).total_steps == 3
+    assert (wait.name, wait.owner) == ("feed opened", "feeder")
+    assert waits.snapshot() == []
 
 
 async def test_one_trainer_id_registers_until_the_feed_is_open(stage: Stage) -> None:

@@ -6,15 +6,18 @@ import asyncio
 import json
 import os
 import signal
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from held_storage import HeldStorage
 from trainer_coordinator import LINEAGE
 from trainer_stage import Stage
 from trainer_world import serve_peers
 
+from headrace.checkpoint.storage import verify
 from headrace.errors import (
     CannotResumeError,
     NoValidCheckpointError,
@@ -178,6 +181,64 @@ async def test_a_last_step_that_cannot_be_saved_does_not_end_the_run(
     stage.coordinator.failures.clear()
     assert await stage.run(save_freq=2) == 0
     assert stage.peers.calls[-1] == ("end",)
+
+
+async def test_a_file_that_the_storage_does_not_take_holds_up_no_end_and_is_not_written_twice(
+    stage: Stage, capsys: pytest.CaptureFixture[str]
+) -> None:
+    HeldStorage.open_for_writing.clear()
+    stage.sections["checkpoint"] = {"storage": "held://never", "deadline_s": 0.5}
+    try:
+        assert await stage.run(save_freq=100) == 4
+        uploads = [each for each in threading.enumerate() if each.name == "upload"]
+        assert [each.daemon for each in uploads] == [True]
+    finally:
+        HeldStorage.open_for_writing.set()
+    error = capsys.readouterr().err
+    assert "step 3 is still being written after" in error
+    assert [call for call in stage.coordinator.calls if call[0] == "begin"] == [("begin", 3)]
+
+
+async def test_the_last_step_is_saved_again_once_what_was_given_up_is_written(
+    stage: Stage,
+) -> None:
+    HeldStorage.open_for_writing.clear()
+    deadline_s = 1.0
+    stage.sections["checkpoint"] = {"storage": "held://late", "deadline_s": deadline_s}
+    running = asyncio.create_task(stage.run(save_freq=100))
+    await stage.coordinator.begun.wait()
+    await asyncio.sleep(1.5 * deadline_s)  # so that the first try is given up
+    HeldStorage.open_for_writing.set()
+    assert await running == 0
+    verify(stage.coordinator.parts[3])
+
+
+@pytest.mark.parametrize("ends_soon", [True, False])
+async def test_data_that_ends_within_a_step_leave_the_step_before_saved_or_the_run_not_ended(
+    stage: Stage, capsys: pytest.CaptureFixture[str], ends_soon: bool
+) -> None:
+    stage.peers.total_steps = 9
+    stage.peers.ends_soon_from = 2 if ends_soon else None
+    stage.peers.before_sample = lambda request: (
+        pb.SampleBatchResponse(status=pb.SAMPLE_STATUS_DATA_ENDED)
+        if (request.step, request.part) == (3, 1)
+        else None
+    )
+    code = await stage.run(save_freq=100, parameter_sync_step=2)
+    if ends_soon:
+        assert (code, sorted(stage.coordinator.parts)) == (0, [2])
+        assert saved_counters(stage, 2)["updates"] == 4
+        assert stage.peers.calls[-1] == ("end",)
+    else:
+        assert (code, sorted(stage.coordinator.parts)) == (4, [])
+        assert "the data ended within step 3" in capsys.readouterr().err
+        assert ("end",) not in stage.peers.calls
+
+
+async def test_steps_of_one_part_are_not_saved_more_often_where_the_data_end(stage: Stage) -> None:
+    stage.peers.ends_soon_from = 1
+    assert await stage.run(save_freq=100) == 0
+    assert sorted(stage.coordinator.parts) == [3]
 
 
 async def test_a_snapshot_is_made_of_the_step_that_somebody_asks_for(stage: Stage) -> None:

@@ -59,6 +59,8 @@ class Peers(
         self.before_sample: Callable[[pb.SampleBatchRequest], pb.SampleBatchResponse | None] = (
             lambda _request: None
         )
+        self.ends_soon_from: int | None = None
+        """The first step after which the data may end within the next."""
         self.coordinator: Any = None
         self.model: Any = None
         self.version = -1
@@ -121,7 +123,8 @@ class Peers(
         self, request: pb.CommitStepRequest, context: Context
     ) -> pb.CommitStepResponse:
         self.calls.append(("commit", request.step))
-        return pb.CommitStepResponse(ended=request.step == self.total_steps)
+        soon = self.ends_soon_from is not None and request.step >= self.ends_soon_from
+        return pb.CommitStepResponse(ended=request.step == self.total_steps, ends_soon=soon)
 
     async def EndRun(self, request: pb.EndRunRequest, context: Context) -> pb.EndRunResponse:
         self.calls.append(("end",))

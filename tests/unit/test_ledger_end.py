@@ -7,6 +7,7 @@ from ledger_world import World, settings
 
 from headrace.errors import StepNotCompleteError
 from headrace.replay import feeding, sampling
+from headrace.replay.ending import ends_soon
 from headrace.replay.group import DROPPED, FINISHED, PENDING, TRAINED
 from headrace.v1 import prompt_pb2, replay_pb2
 
@@ -37,6 +38,16 @@ def test_twenty_two_rows_are_five_steps_and_two_left_over() -> None:
     assert len(world.uids(TRAINED)) == 20
     assert (world.ledger.saved_step, world.ledger.committed_step) == (5, 5)
     world.fine()
+
+
+def test_a_commit_says_when_the_feed_has_no_more_than_a_batch_left() -> None:
+    world = World(settings(window_size=4, saves=True), row_count=20)
+    left = []
+    for _ in range(5):
+        world.step()
+        left.append((20 - world.ledger.cursor, ends_soon(world.ledger)))
+    assert left == [(n, n <= 4) for n, _ in left]
+    assert [soon for _, soon in left].index(True) < 4
 
 
 def test_ending_a_run_twice_changes_nothing_and_before_its_end_it_is_refused() -> None:

@@ -62,6 +62,15 @@ def test_a_line_that_a_kill_cut_short_is_none(tmp_path: Path) -> None:
     assert steps_in(file) == [1, 2]
 
 
+def test_a_first_line_that_a_kill_cut_short_is_not_gone_on_with(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    file.write_text('{"step": 1, "rew')
+    assert rewind(file, []) == []
+    record(file, 1)
+    assert steps_in(file) == [1]
+    assert unpacked(packed_lines(file, 1))
+
+
 def test_what_is_no_number_stays_none(tmp_path: Path) -> None:
     file = tmp_path / "metrics.jsonl"
     record(file, 1, value=math.nan)

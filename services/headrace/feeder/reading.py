@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from headrace.rpc.calls import Stopped
+from headrace.rpc.daemon import in_daemon
 from headrace.rpc.waits import Waits
 
 _Result = TypeVar("_Result")
@@ -17,11 +16,7 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True)
 class Reader:
-    """Runs blocking reads, each in a daemon thread of its own.
-
-    The threads of `asyncio.to_thread` are joined at exit, so that a data source that hangs would
-    keep the process from ever stopping.
-    """
+    """Runs blocking reads, each in a daemon thread of its own."""
 
     waits: Waits
     """Where each read is registered."""
@@ -39,7 +34,7 @@ class Reader:
             Stopped: the process is to stop; the thread is left alone.
 
         """
-        outcome = _start(work)
+        outcome = in_daemon(work, name="reading")
         stop = asyncio.ensure_future(self.stopping.wait())
         waited: tuple[asyncio.Future[Any], ...] = (outcome, stop)
         with self.waits.waiting(
@@ -56,28 +51,3 @@ class Reader:
             finally:
                 stop.cancel()
                 outcome.cancel()
-
-
-def _start(work: Callable[[], _Result]) -> asyncio.Future[_Result]:
-    loop = asyncio.get_running_loop()
-    outcome: asyncio.Future[_Result] = loop.create_future()
-
-    def succeed(result: _Result) -> None:
-        if not outcome.done():
-            outcome.set_result(result)
-
-    def fail(error: Exception) -> None:
-        if not outcome.done():
-            outcome.set_exception(error)
-
-    def run() -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            try:
-                result = work()
-            except Exception as error:  # whatever it is, it belongs to who waits
-                loop.call_soon_threadsafe(fail, error)
-            else:
-                loop.call_soon_threadsafe(succeed, result)
-
-    threading.Thread(target=run, name="reading", daemon=True).start()
-    return outcome

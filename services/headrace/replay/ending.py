@@ -29,6 +29,11 @@ def at_end(ledger: Ledger) -> str:
     return "data_ended" if left < need else ""
 
 
+def ends_soon(ledger: Ledger) -> bool:
+    """Whether the data may end within the next step: the feed has no more than a batch left."""
+    return ledger.feed.ordinal_count - ledger.cursor <= ledger.batch_size
+
+
 def end_run(ledger: Ledger, cause: str) -> None:
     """End the run: what is live becomes surplus."""
     left = [*ledger.groups.live(), *ledger.groups.sampled.values()]

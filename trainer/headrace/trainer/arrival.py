@@ -9,6 +9,7 @@ nothing to go on from: then a run that has begun is refused.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -80,18 +81,27 @@ async def register(
         Stopped: the process is to stop.
 
     """
-    while True:
-        response = await persist(
+    request = pb.RegisterTrainerRequest(trainer_id=trainer_id, address=address)
+
+    async def ask(waits: Waits) -> pb.RegisterTrainerResponse:
+        return await persist(
             replay.RegisterTrainer,
-            pb.RegisterTrainerRequest(trainer_id=trainer_id, address=address),
+            request,
             waits=waits,
             name="trainer registered",
             owner="replay",
             stopping=stopping,
         )
-        if response.total_steps > 0:
-            return response
-        await _pause(waits, stopping)
+
+    response = await ask(waits)
+    if response.total_steps > 0:
+        return response
+    with waits.waiting("feed opened", owner="feeder", ends_when="the feeder has read its data set"):
+        while response.total_steps == 0:
+            await _pause(stopping)
+            # The wait is listed once, above; each look would begin a new one.
+            response = await ask(Waits(stall_after_s=math.inf))
+    return response
 
 
 def without_checkpoints(registered: pb.RegisterTrainerResponse) -> Start:
@@ -226,10 +236,9 @@ def _in_words(phase: resume_pb2.ResumePhase.ValueType) -> str:
     return resume_pb2.ResumePhase.Name(phase).removeprefix("RESUME_PHASE_")
 
 
-async def _pause(waits: Waits, stopping: asyncio.Event) -> None:
-    with waits.waiting("feed opened", owner="feeder", ends_when="the feeder has read its data set"):
-        try:
-            await asyncio.wait_for(stopping.wait(), PAUSE_S)
-        except TimeoutError:
-            return
+async def _pause(stopping: asyncio.Event) -> None:
+    try:
+        await asyncio.wait_for(stopping.wait(), PAUSE_S)
+    except TimeoutError:
+        return
     raise Stopped("told to stop while waiting for the feed to open")

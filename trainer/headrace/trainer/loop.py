@@ -199,7 +199,8 @@ class TrainingLoop:
         self._committed = step
         self._actor.seen = with_step(self._actor.seen, step, uids)
         reach("trainer.committed")
-        await self._save(step, gathered, is_last=committed.ended)
+        may_tear = committed.ends_soon and self._settings.part_count > 1
+        await self._save(step, gathered, must=committed.ended or may_tear)
         since = self._now()
         await self.publish(step)
         gathered.add_seconds("update_weights", self._now() - since)
@@ -212,8 +213,8 @@ class TrainingLoop:
         self._tell(step, metrics)
         return not committed.ended
 
-    async def _save(self, step: int, gathered: StepMetrics, *, is_last: bool) -> None:
-        must = is_last or self._departure.asked.is_set()
+    async def _save(self, step: int, gathered: StepMetrics, *, must: bool) -> None:
+        must = must or self._departure.asked.is_set()
         if self._saver is not None and (must or self._saver.is_due(step)):
             gathered.add_seconds("save_checkpoint", await self._saver.save(step, must=must))
 
@@ -236,17 +237,13 @@ class TrainingLoop:
                 checkpoint before.
 
         """
-        if self._saver is not None and self._is_torn:
-            log.warning(
-                "not_saved",
-                step=self._committed,
-                reason="the data ended within the step after it, which the weights have a part of",
-            )
-        elif self._saver is not None and not await self._saver.secure(self._committed):
+        if self._saver is not None and not await self._secured(self._saver):
+            why = self._progress.snapshot_error
+            if self._is_torn:
+                why = f"the data ended within step {self._committed + 1}. {why}".rstrip(". ")
             raise NotSavedError(
-                f"everything is trained, but the last checkpoint cannot be made: "
-                f"{self._progress.snapshot_error}; mend that and start the trainer again: it goes "
-                f"on from step {self._progress.saved_step}"
+                f"everything is trained, but the last checkpoint cannot be made: {why}; mend that "
+                f"and start the trainer again: it goes on from step {self._progress.saved_step}"
             )
         await persist(
             self._replay.EndRun,
@@ -256,6 +253,17 @@ class TrainingLoop:
             owner="replay",
             stopping=self._stopping,
         )
+
+    async def _secured(self, saver: Saver) -> bool:
+        """Have the last committed step saved, and say whether it is.
+
+        Weights that have a part of the step after it cannot be: that it was saved in time is why
+        the ledger says that the data may end soon.
+        """
+        if not self._is_torn:
+            return await saver.secure(self._committed)
+        await saver.settle()
+        return self._progress.saved_step == self._committed
 
     def _loses_nothing(self) -> bool:
         """Whether leaving now costs no more than the wait for a batch."""

@@ -80,6 +80,8 @@ def unpacked(packed: bytes) -> list[str]:
 def rewind(metrics_file: Path, lines: Sequence[str]) -> list[tuple[int, dict[str, float]]]:
     """Make the file what it was: the lines of a checkpoint, or none. Others are left behind.
 
+    A line that was cut short by a kill goes with them, or the next one would be written behind it.
+
     Returns:
         Steps with their metrics.
 
@@ -88,7 +90,7 @@ def rewind(metrics_file: Path, lines: Sequence[str]) -> list[tuple[int, dict[str
     if left := [line for line in _lines(metrics_file) if line not in kept]:
         with metrics_file.with_suffix(ABANDONED).open("a", encoding="utf-8") as file:
             file.writelines(f"{line}\n" for line in left)
-    if left or lines:
+    if lines or metrics_file.exists():
         _replace(metrics_file, lines)
     return [_parsed(line) for line in lines]
 

@@ -4,8 +4,11 @@
                                         └──► write ─► upload ─► ReportPart ─► CommitSnapshot …
 
 Only until the copy is made does training stand still. What fails is said once, here and to the
-coordinator, and costs a checkpoint, not the run. Knows the order of calls; which steps are saved is asked of it, what is in
-the files is `part`'s business.
+coordinator, and costs a checkpoint, not the run. A thread that writes for a snapshot that was given
+up cannot be ended: it has the copy until it is done, and there is no other snapshot before.
+
+Knows the order of calls; which steps are saved is asked of it, what is in the files is `part`'s
+business.
 """
 
 from __future__ import annotations
@@ -14,7 +17,8 @@ import asyncio
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 import grpc
 
@@ -22,6 +26,8 @@ from headrace.errors import HeadraceError, TrainerFencedError
 from headrace.failpoints import reach
 from headrace.log import get_logger
 from headrace.rpc.calls import Stopped, persist, poll
+from headrace.rpc.daemon import in_daemon
+from headrace.rpc.lasting import lasting
 from headrace.rpc.waits import Waits
 from headrace.trainer.actor import Actor
 from headrace.trainer.compute import ComputeThread
@@ -30,6 +36,7 @@ from headrace.trainer.state import StateCopy
 from headrace.trainer.upload import SaverSettings, upload
 from headrace.v1 import checkpoint_pb2 as pb
 from headrace.v1 import checkpoint_pb2_grpc
+from headrace.v1.resume_pb2 import CheckpointPart
 from headrace.v1.trainer_pb2 import TrainerPhase
 
 if TYPE_CHECKING:
@@ -43,6 +50,7 @@ POLL_S: Final = 20.0
 """How long the coordinator may hold one call that has nothing new."""
 ANSWER_S: Final = 10.0
 """How long an answer may take beyond that."""
+NO_ANSWER: Final = "the coordinator has not answered"
 LAST_TRIES: Final = 3
 """How often the last checkpoint of a run is tried."""
 
@@ -88,6 +96,8 @@ class Saver:
         self._leaving = leaving
         self._now = now
         self._task: asyncio.Task[None] | None = None
+        self._upload: asyncio.Future[CheckpointPart] | None = None
+        """What the thread that writes is at, or was at last."""
         self._saving = 0
         """The step of the snapshot that is under way, or was the last."""
         self._recorded = asyncio.Event()
@@ -105,8 +115,9 @@ class Saver:
 
         Args:
             step: the step.
-            must: whether to wait for a snapshot under way, which otherwise makes this one be
-                skipped, and for a coordinator that is away.
+            must: whether to wait for a snapshot under way, or one that was given up and is still
+                being written, which otherwise makes this one be skipped, and for a coordinator that
+                is away.
 
         Returns:
             Seconds that it took.
@@ -116,7 +127,7 @@ class Saver:
             Stopped: the trainer is leaving.
 
         """
-        if self._is_busy and not must:
+        if (self._is_busy or self._is_writing) and not must:
             self._progress.snapshots["skipped"] += 1
             log.warning(
                 "snapshot_skipped", step=step, reason=f"step {self._saving} is still being saved"
@@ -127,6 +138,7 @@ class Saver:
         self._progress.phase = TrainerPhase.TRAINER_PHASE_SAVING
         try:
             async with asyncio.timeout(self._settings.deadline_s if must else BEGIN_S):
+                await self._copy_free()
                 answer = await self._begin(step)
             self._progress.snapshot_requested = False
             if answer.complete:
@@ -142,7 +154,8 @@ class Saver:
         except (TrainerFencedError, Stopped):
             raise
         except TimeoutError:
-            self._fail(step, f"the coordinator did not answer within {self._now() - begun:.0f} s")
+            what = f"step {self._saving} is still being written" if self._is_writing else NO_ANSWER
+            self._fail(step, f"{what} after {self._now() - begun:.0f} s")
         except Exception as error:  # whatever it is, it is no reason not to train
             self._fail(step, _in_words(error))
         stall_s = self._now() - begun
@@ -185,6 +198,34 @@ class Saver:
     def _is_busy(self) -> bool:
         return self._task is not None and not self._task.done()
 
+    @property
+    def _is_writing(self) -> bool:
+        return self._upload is not None and not self._upload.done()
+
+    async def _copy_free(self) -> None:
+        """Wait until nobody writes the copy any more.
+
+        Raises:
+            Stopped: the trainer is leaving.
+
+        """
+        if self._upload is None or self._upload.done():
+            return
+        stop = asyncio.ensure_future(self._leaving.wait())
+        waited: tuple[asyncio.Future[Any], ...] = (self._upload, stop)
+        with self._waits.waiting(
+            "given-up snapshot to be written",
+            owner="trainer",
+            ends_when=f"the storage has taken, or refused, the files of step {self._saving}",
+            stall_after_s=self._settings.deadline_s,
+        ):
+            try:
+                await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                stop.cancel()
+        if self._is_writing:
+            raise Stopped(f"told to stop while step {self._saving} was being written")
+
     async def _begin(self, step: int) -> pb.BeginSnapshotResponse:
         return await persist(
             self._coordinator.BeginSnapshot,
@@ -222,7 +263,7 @@ class Saver:
             await self._recorded.wait()
             report = pb.ReportPartRequest(snapshot_id=snapshot_id)
             try:
-                part = await asyncio.to_thread(upload, self._settings, self._copy, step)
+                part = await self._uploaded(step)
                 reach("trainer_part.written")
             except Exception as error:  # drivers of storages raise what they like
                 report.error = _in_words(error)
@@ -232,6 +273,11 @@ class Saver:
             report.part.CopyFrom(part)
         await self._report(report)
         return await self._committed(snapshot_id)
+
+    async def _uploaded(self, step: int) -> CheckpointPart:
+        write = partial(upload, self._settings, self._copy, step)
+        self._upload = in_daemon(write, name="upload")
+        return await lasting(self._upload)
 
     async def _report(self, report: pb.ReportPartRequest) -> None:
         await persist(

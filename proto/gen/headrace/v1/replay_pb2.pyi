@@ -1182,22 +1182,26 @@ class CommitStepResponse(_message.Message):
     TRAINED_COUNT_FIELD_NUMBER: _builtins.int
     STALE_COUNT_FIELD_NUMBER: _builtins.int
     ENDED_FIELD_NUMBER: _builtins.int
+    ENDS_SOON_FIELD_NUMBER: _builtins.int
     trained_count: _builtins.int
     """Groups trained in it."""
     stale_count: _builtins.int
     """Groups dropped as stale because the step moved on."""
     ended: _builtins.bool
     """The run is over."""
+    ends_soon: _builtins.bool
+    """The feed has no more than a batch left: the data may end within the next step."""
     def __init__(
         self,
         *,
         trained_count: _builtins.int = ...,
         stale_count: _builtins.int = ...,
         ended: _builtins.bool = ...,
+        ends_soon: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "stale_count", b"stale_count", "trained_count", b"trained_count"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "ends_soon", b"ends_soon", "stale_count", b"stale_count", "trained_count", b"trained_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

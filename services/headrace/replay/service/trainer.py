@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headrace.replay import sampling
-from headrace.replay.ending import at_end
+from headrace.replay.ending import at_end, ends_soon
 from headrace.replay.group import Group
 from headrace.replay.rows import refs_of
 from headrace.replay.service.base import Calls, Context, checked_wait
@@ -113,6 +113,7 @@ class TrainerCalls(Calls):
                 trained_count=memo.trained,
                 stale_count=memo.stale,
                 ended=bool(self._ledger.ended_by) or bool(at_end(self._ledger)),
+                ends_soon=ends_soon(self._ledger),
             )
 
         return await self._turn(turn)
