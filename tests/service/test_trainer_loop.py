@@ -72,6 +72,27 @@ async def test_a_feed_that_does_not_open_is_one_wait_and_becomes_a_stall(stage: 
     assert waits.snapshot() == []
 
 
+async def test_what_the_trainer_itself_is_at_has_a_name(stage: Stage) -> None:
+    told: list[asyncio.Task[set[str]]] = []
+
+    async def ask() -> set[str]:
+        channel, stub = stage.stub()
+        async with channel:
+            status = await stub.GetTrainerStatus(trainer_pb2.GetTrainerStatusRequest())
+            return set(status.process.waited_s)
+
+    def ask_in_step_2(request: pb.SampleBatchRequest) -> pb.SampleBatchResponse | None:
+        if request.step == 2 and not told:
+            told.append(asyncio.ensure_future(ask()))
+        if request.step == 2 and not told[0].done():
+            return pb.SampleBatchResponse(status=pb.SAMPLE_STATUS_WAITING)
+        return None
+
+    stage.peers.before_sample = ask_in_step_2
+    assert await stage.run() == 0
+    assert {"update computed", "weights written", "old weights removed"} <= told[0].result()
+
+
 async def test_one_trainer_id_registers_until_the_feed_is_open(stage: Stage) -> None:
     await stage.run()
     registrations = [call for call in stage.peers.calls if call[0] == "register"]

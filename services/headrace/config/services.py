@@ -146,7 +146,8 @@ class WatchdogConfig(Section):
     stall_after_s: float = Field(default=300.0, gt=0)
     """A wait that lasts longer than this is a stall, unless it names its own limit."""
     idle_after_s: float = Field(default=3600.0, gt=0)
-    """The same for a feeder without demand and a worker without work, while others are busy."""
+    """The same for a feeder without demand and a worker without work, while others are busy, and
+    for an update that the trainer computes."""
     on_stall: Literal["report", "fail"] = "report"
     """`report`: say so and go on. `fail`: end the run with exit code 5."""
 

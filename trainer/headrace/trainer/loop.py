@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
 DELETE_S = 10.0
 """How long a deletion may take; the store's own sweep removes what it misses."""
+TAKEN: Final = "the file system of weights.dir has done it"
+"""What ends a wait for weights on their way to the workers."""
 
 WAITING: Final = (TrainerPhase.TRAINER_PHASE_RESUMING, TrainerPhase.TRAINER_PHASE_SAMPLING)
 """Phases in which others are at work."""
@@ -69,6 +71,8 @@ class LoopSettings:
     """Where training begins: the step after the one that the actor's state is of."""
     address: str = ""
     """Where the trainer listens, for those who ask the replay buffer."""
+    update_stall_after_s: float = 3600.0
+    """Seconds after which an update that is being computed is a stall."""
 
 
 class NotSavedError(HeadraceError):
@@ -156,7 +160,8 @@ class TrainingLoop:
     async def publish(self, version: int) -> None:
         """Write the weights as they are now, and announce them as this version."""
         self._progress.phase = TrainerPhase.TRAINER_PHASE_PUBLISHING
-        uri, checksum = await self._compute.run(self._writer.write, self._actor.model, version)
+        with self._waits.waiting("weights written", owner="trainer", ends_when=TAKEN):
+            uri, checksum = await self._compute.run(self._writer.write, self._actor.model, version)
         weights = prompt_pb2.PublishedWeights(
             id=prompt_pb2.WeightsId(lineage=self._settings.lineage, version=version),
             uri=uri,
@@ -171,7 +176,8 @@ class TrainingLoop:
             stopping=self._stopping,
         )
         self._progress.weight_version = version
-        await self._compute.run(self._writer.prune, response.oldest_needed_version)
+        with self._waits.waiting("old weights removed", owner="trainer", ends_when=TAKEN):
+            await self._compute.run(self._writer.prune, response.oldest_needed_version)
 
     async def _step(self, step: int, recorder: Recorder) -> bool:
         """Do one step, and say whether there is another."""
@@ -280,7 +286,13 @@ class TrainingLoop:
     async def _update(self, part: Part, gathered: StepMetrics) -> None:
         self._progress.phase = TrainerPhase.TRAINER_PHASE_UPDATING
         since = self._now()
-        advantages, metrics = await self._compute.run(self._learn, part)
+        with self._waits.waiting(
+            "update computed",
+            owner="trainer",
+            ends_when="the gradients of all its micro-batches are computed",
+            stall_after_s=self._settings.update_stall_after_s,
+        ):
+            advantages, metrics = await self._compute.run(self._learn, part)
         gathered.add_seconds("update_actor", self._now() - since)
         gathered.add_part(part, advantages, metrics)
 

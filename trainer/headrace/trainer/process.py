@@ -93,7 +93,10 @@ async def run(config: Config, options: ProcessOptions) -> int:
         return _give_up("no_file", f"the trainer cannot go on: {error}", CRASHED)
     finally:
         progress.end()
-        await compute.close()
+        with process.waits.waiting(
+            "computation to end", owner="trainer", ends_when="what is being computed is done"
+        ):
+            await compute.close()
         departure.close()
         if groups is not None:
             await groups.close()

@@ -10,8 +10,13 @@ from collections.abc import Sequence
 from typing import Any, Final, Self
 
 from headrace.errors import HeadraceError
+from headrace.log import get_logger
 
+END_S: Final = 10.0
+"""How long a process that was killed may take to be gone: one that hangs in a driver is not."""
 COMMAND: Final = (sys.executable, "-m", "headrace.trainer.sender")
+
+log = get_logger()
 
 
 class SenderError(HeadraceError):
@@ -66,7 +71,11 @@ class SenderProcess:
         return self._process.returncode is None
 
     async def end(self) -> None:
-        """Kill it. Safe to repeat."""
+        """Kill it, and see that it is gone. Safe to repeat."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
-        await self._process.wait()
+        try:
+            async with asyncio.timeout(END_S):
+                await self._process.wait()
+        except TimeoutError:
+            log.warning("sender_not_ended", pid=self._process.pid, after_s=END_S)

@@ -191,9 +191,15 @@ class Training:
         tensors: dict[str, torch.Tensor] = {}
         metrics: list[str] = []
         if start.part is not None:
-            loaded = await self._compute.run(
-                load, start.part, actor, step=start.step, scratch=home.arriving
-            )
+            with self._process.waits.waiting(
+                "checkpoint loaded",
+                owner="trainer",
+                ends_when=f"{start.part.uri} is read",
+                stall_after_s=self._config.checkpoint.deadline_s,
+            ):
+                loaded = await self._compute.run(
+                    load, start.part, actor, step=start.step, scratch=home.arriving
+                )
             tensors, metrics = loaded.tensors, loaded.metrics
         reach("trainer.loaded")
         steps = await self._compute.run(rewind, home.run.metrics_file, metrics)
@@ -255,6 +261,7 @@ class Training:
             pad_id=tokenizer.pad_id,
             first_step=start.step + 1,
             address=self._address,
+            update_stall_after_s=self._config.watchdog.idle_after_s,
         )
         return TrainingLoop(
             settings,
