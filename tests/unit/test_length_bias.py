@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import math
 import random
-from bisect import bisect_right
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from kolmogorov import distance
 from ledger_drafts import report
 from ledger_world import World, settings
 
@@ -32,14 +31,6 @@ EVERY = 4
 """Tokens between two reports."""
 CRITICAL = 1.95 * math.sqrt(2 / ANSWERS)
 """Of the two-sample Kolmogorov-Smirnov statistic, at the level 0.001."""
-
-
-def distance(first: Sequence[int], second: Sequence[int]) -> float:
-    """Give the two-sample Kolmogorov-Smirnov statistic."""
-    one, two = sorted(first), sorted(second)
-    return max(
-        abs(bisect_right(one, x) / len(one) - bisect_right(two, x) / len(two)) for x in {*one, *two}
-    )
 
 
 def lengths(seed: int, *, kills: bool, every: int | None = None) -> list[int]:
