@@ -103,7 +103,7 @@ def copy_checkout(there: Path) -> None:
     change(there, "total_training_steps: 250", f"total_training_steps: {STEPS}\n  save_freq: 10")
     change(there, "size: 20000", f"size: {ROWS}")
     # The judge wants to know of every prompt, also behind a checkpoint.
-    change(there, "{kind: redis, ", f"{{kind: redis, keep_settled: {ROWS}, ")
+    change(there, "kind: redis\n", f"kind: redis\n  keep_settled: {ROWS}\n")
 
 
 def configuration(checkout: Path) -> dict[str, Any]:
@@ -307,7 +307,9 @@ def judged(
     """Judge what was seen of the run, and its journal."""
     config = configuration(checkout)
     token = secret("headrace-token", "token").decode().strip()
-    records = read_redis_journal(f"redis://:{token}@{address('redis')}/0", config["run"]["run_id"])
+    tls = f"ssl_ca_certs={checkout}/certs/ca.pem&ssl_check_hostname=false"
+    url = f"rediss://:{token}@{address('redis')}/0?{tls}"
+    records = read_redis_journal(url, config["run"]["run_id"])
     audits = sum(entry.call == "Audit" and not entry.error for entry in history)
     print(f"the judge reads {len(records)} events and {audits} audits")
     rules = rules_of(config, may_drop=["stale", "stale_at_restore"])

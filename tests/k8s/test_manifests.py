@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import typer
@@ -100,6 +102,11 @@ def break_closing(found: list[Object]) -> None:
     found[:] = [each for each in found if name_of(each) not in {"nothing", "names"}]
 
 
+def break_password(found: list[Object]) -> None:
+    container = pod_of(workload(found, "redis"))["spec"]["containers"][0]
+    container["args"][0] = container["args"][0].replace("--port 0 --tls-port", "--port")
+
+
 def break_budget(found: list[Object]) -> None:
     for each in of_kind(found, "PodDisruptionBudget"):
         each["spec"]["selector"] = {"matchLabels": {"app": "rollout"}}
@@ -119,7 +126,7 @@ def break_rights(found: list[Object]) -> None:
     "fault",
     [
         break_reference, break_secret, break_key, break_port, break_selector, break_volume,
-        break_policy, break_closing, break_budget, break_liveness, break_rights,
+        break_policy, break_closing, break_password, break_budget, break_liveness, break_rights,
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("overlay", ["cpu-demo", "legacy-1.20"])
@@ -170,7 +177,7 @@ def test_the_addresses_of_the_configuration_are_those_of_the_services(overlay: s
     }
     endpoints = config.endpoints.model_dump(exclude={"bind_host", "advertise_host"})
     assert services.issuperset(endpoints.values())
-    assert str(config.journal.redis_url).removeprefix("redis://").partition("/")[0] in services
+    assert urlsplit(str(config.journal.redis_url)).netloc in services
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -276,6 +283,15 @@ def test_the_docs_say_what_is_made_by_hand() -> None:
         assert tls is not None
         for file in (tls.ca, tls.cert, tls.key):
             assert f"--from-file={file.name}=" in DOCS
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_the_certificate_of_the_docs_names_everybody_who_is_called(overlay: str) -> None:
+    config = config_of(overlay)
+    endpoints = config.endpoints.model_dump(exclude={"bind_host", "advertise_host"})
+    called = {str(address).partition(":")[0] for address in endpoints.values()}
+    called |= {str(urlsplit(str(config.journal.redis_url)).hostname)}
+    assert called == set(re.findall(r"--host (\S+)", DOCS))
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 import redis
 from long_run import KILLS
+from ports import free_port
 from redis_server import RedisServer
 
+from headrace.cli.credentials import make_credentials
 from headrace.errors import NotReadyError, UsageError, WriterFencedError
 from headrace.replay.events import to_record
 from headrace.replay.journal.base import JournalDamagedError
@@ -31,11 +34,11 @@ def server(tmp_path: Path) -> Iterator[RedisServer]:
 
 def opened(
     server: RedisServer, *, mark: JournalMark | None = None, waits: Waits | None = None,
-    stop_after: int = 2000, allow_weak_fsync: bool = False,
+    stop_after: int = 2000, allow_weak_fsync: bool = False, url: str = "",
 ) -> RedisJournal:  # fmt: skip
     tries = iter(range(stop_after))
     return RedisJournal(
-        server.url,
+        url or server.url,
         run_id="r",
         waits=waits or Waits(stall_after_s=60),
         is_stopping=lambda: next(tries, None) is None,
@@ -131,6 +134,28 @@ def test_a_wrong_password_is_refused_by_name(tmp_path: Path) -> None:
     try:
         with pytest.raises(UsageError, match="redis_password_file"):
             opened(server)
+    finally:
+        server.stop()
+
+
+def test_a_server_with_tls_is_reached_by_its_authority_alone(tmp_path: Path) -> None:
+    made, other = (
+        make_credentials(tmp_path / name, (), days=1, force=False, now=datetime.now(UTC))
+        for name in ("made", "other")
+    )
+    port = free_port()
+    server = RedisServer(
+        tmp_path, tls_port=str(port), tls_auth_clients="no", tls_ca_cert_file=str(made.ca),
+        tls_cert_file=str(made.cert), tls_key_file=str(made.key),
+    )  # fmt: skip
+    server.start()
+    try:
+        url = f"rediss://localhost:{port}/0?ssl_ca_certs="
+        opened(server, url=f"{url}{made.ca}").append(records(1, 3))
+        assert positions(opened(server)) == [1, 2, 3]
+        waits = Waits(stall_after_s=60)
+        with pytest.raises(NotReadyError):
+            opened(server, url=f"{url}{other.ca}", waits=waits, stop_after=3)
     finally:
         server.stop()
 

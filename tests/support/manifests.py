@@ -89,7 +89,7 @@ def selects(selector: Object, labels: dict[str, str]) -> bool:
 
 def problems(manifests: list[Object]) -> list[str]:
     """Find everything that does not fit together."""
-    checks = (references, services, volumes, policies, budgets, probes, rights)
+    checks = (references, services, volumes, policies, passwords, budgets, probes, rights)
     return [problem for check in checks for problem in check(manifests)]
 
 
@@ -225,6 +225,14 @@ def _allows(
         for peer in rule.get(side, ())
         if "podSelector" in peer
     )
+
+
+def passwords(manifests: list[Object]) -> Iterator[str]:
+    """See that Redis, which knows the token, listens under TLS only."""
+    for workload in of_kind(manifests, *WORKLOADS):
+        words = " ".join(container_of(workload).get("args", ()))
+        if "--requirepass" in words and "--port 0 --tls-port" not in words:
+            yield f"{name_of(workload)} takes its password in the clear"
 
 
 def budgets(manifests: list[Object]) -> Iterator[str]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Final, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
 from headrace.config.section import Section
+
+_THIS_MACHINE: Final = (None, "localhost", "127.0.0.1", "::1")
 
 
 class RunSection(Section):
@@ -29,9 +32,10 @@ class JournalConfig(Section):
     """`file`: in the run directory. `redis`: a Redis Stream, for a replay buffer without a disk
     of its own."""
     redis_url: str | None = None
-    """For `redis`: `redis://host:port/db`, `rediss://…` with TLS, or `unix:///path`."""
+    """For `redis`: `redis://host:port/db`, `rediss://host:port/db?ssl_ca_certs=FILE` with TLS, or
+    `unix:///path`."""
     redis_password_file: Path | None = None
-    """A file with Redis's password."""
+    """A file with Redis's password. A password goes to another machine only with TLS."""
     allow_weak_fsync: bool = False
     """Accept a Redis without `appendfsync always`, which loses acknowledged events when killed."""
     fsync: Literal["always", "never"] = "always"
@@ -47,6 +51,14 @@ class JournalConfig(Section):
     def _check(self) -> Self:
         if (self.kind == "redis") != (self.redis_url is not None):
             msg = "journal.kind: redis and journal.redis_url go together"
+            raise ValueError(msg)
+        url = urlsplit(self.redis_url or "")
+        has_password = self.redis_password_file is not None or url.password is not None
+        if has_password and url.scheme == "redis" and url.hostname not in _THIS_MACHINE:
+            msg = (
+                f"journal.redis_url: the password is not sent to {url.hostname} without TLS, where "
+                "others could read it: use rediss://"
+            )
             raise ValueError(msg)
         return self
 
