@@ -19,6 +19,11 @@ def directory_at(place: Path | str) -> CheckpointDirectory:
     return CheckpointDirectory(Storage(str(place)))
 
 
+def position_of(step: int) -> int:
+    """Give the journal position at which the checkpoint of a step is cut."""
+    return 100 * step
+
+
 def write_checkpoint(
     directory: CheckpointDirectory,
     step: int,
@@ -54,7 +59,7 @@ def write_checkpoint(
         lineages=tuple(lineages),
         step=step,
         weight_version=step,
-        position=100 * step,
+        position=position_of(step),
         counts=StateCounts(fed=12 + 4 * step, finished=12, trained=4 * step, dropped={"stale": 0}),
         data_fingerprint=data_fingerprint,
         store_incarnation=store_incarnation,

@@ -8,7 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoint_files import L0, L1, directory_at, flip_a_byte, write_checkpoint
+from checkpoint_files import (
+    L0,
+    L1,
+    directory_at,
+    flip_a_byte,
+    position_of,
+    write_checkpoint,
+)
 
 from headrace.checkpoint.directory import CheckpointDirectory
 from headrace.checkpoint.plan import (
@@ -86,7 +93,7 @@ def world(tmp_path: Path) -> World:
 
 def status(committed: int = 0, **fields: Any) -> Status:
     fields = {"lineages": [L0], "lineage": "l0", "store_incarnation": "s1", **fields}
-    return Status(committed_step=committed, **fields)
+    return Status(committed_step=committed, **{"position": position_of(committed) + 50, **fields})
 
 
 def fresh(**fields: Any) -> Status:
@@ -233,10 +240,32 @@ async def test_without_a_journal_the_line_that_was_forked_last_is_gone_on_with(
     assert [found.step for found in plan.skipped] == [8]
 
 
-async def test_a_checkpoint_beyond_the_journal_is_not_used(world: World) -> None:
-    world.write(2, 8)
+@pytest.mark.parametrize("position", [position_of(4) - 1, position_of(2)])
+async def test_a_journal_that_is_older_than_a_checkpoint_of_its_own_line_is_refused(
+    world: World, position: int
+) -> None:
+    world.write(2, 4)
 
-    assert (await world.plan(status(5, saved_step=2))).step == 2
+    with pytest.raises(CannotResumeError, match=r"global_step_4 was saved at .* an older copy"):
+        await world.plan(status(4, position=position))
+
+
+async def test_a_journal_that_does_not_know_the_line_of_a_checkpoint_is_refused(
+    world: World,
+) -> None:
+    world.write(6, lineages=[L0, L1])
+
+    with pytest.raises(CannotResumeError, match="step 6 of the time line l1"):
+        await world.plan(status(8))
+
+
+async def test_a_journal_that_began_with_a_checkpoint_is_not_older_than_it(world: World) -> None:
+    world.write(4)
+    line = resume_pb2.Lineage(id="l2", parent="l0", fork_step=4)
+
+    plan = await world.plan(status(4, lineages=[L0, line], lineage="l2", position=9))
+
+    assert (plan.action, plan.step) == (ROLL_BACK, 4)
 
 
 async def test_a_run_that_is_over_and_saved_does_nothing(world: World) -> None:

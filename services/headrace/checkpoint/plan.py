@@ -5,6 +5,7 @@
     checkpoints          roll back to the newest valid       restore the newest valid one
     all damaged          refused                             refused
     over, and saved      finished                            -
+    older than one       refused                             -
 
     resume.path          roll back to it, over or not        restore it
     a new lineage        start over                          start over
@@ -12,7 +13,8 @@
     (*) back to step 0, if a resume has begun that nobody sees through any more: nothing is leased
         before the ledger has come to the end of one
 
-Only checkpoints of the run's own time line count. What tells that there was a checkpoint once, even
+Only checkpoints of the run's own time line count. One that the journal should know, and does not,
+says that the journal is an older copy: the run would train again, in silence, what it had trained. What tells that there was a checkpoint once, even
 if nothing of it can be read: a manifest, the pointer, or the ledger's word. So a run never begins
 again from scratch in silence.
 """
@@ -150,6 +152,7 @@ def _automatic(
     unreadable = [one for one in ours if one.manifest is None]
     if status.fresh:
         return _without_journal(status, ours, foreign, unreadable, run_id=run_id, latest=latest)
+    _check_age(status, ours)
     on_line: list[Found] = []
     elsewhere: list[Found] = []
     for one in ours:
@@ -169,6 +172,29 @@ def _automatic(
         tuple(skipped),
         had_checkpoint=bool(status.saved_step or on_line or damaged),
     )
+
+
+def _check_age(status: replay_pb2.GetReplayStatusResponse, ours: Iterable[Found]) -> None:
+    """See that no checkpoint is of what would come after the journal's end.
+
+    Raises:
+        CannotResumeError: the journal is an older copy.
+
+    """
+    known = [line.id for line in status.lineages]
+    for one in ours:
+        if one.manifest is None:
+            continue
+        lines = [line.id for line in one.manifest.lineages]
+        follows = len(lines) > len(known) or one.manifest.position > status.position
+        if known and lines[: len(known)] == known and follows:
+            raise CannotResumeError(
+                f"{one.uri} was saved at step {one.step} of the time line {one.manifest.lineage}, "
+                f"and the journal ends at step {status.committed_step} of {status.lineage}, before "
+                "that: it is an older copy, or has lost what it acknowledged. Bring the newer one "
+                "back, or empty it (journal.redis_url; a file journal's folder is `journal` in the "
+                "run directory), and the run goes on from its newest checkpoint"
+            )
 
 
 def _is_saved(
