@@ -97,7 +97,14 @@ def outside(flow: dict[str, Any]) -> list[dict[str, Any]]:
             {"key": "app.kubernetes.io/component", "operator": "In", "values": flow["from"]}
         ],
     }
-    return [policy(flow["component"], callers, egress=[{"ports": [port(flow["port"])]}])]
+    rules = [
+        {
+            **({"to": [{"ipBlock": {"cidr": each["within"]}}]} if "within" in each else {}),
+            "ports": [port(each["port"])],
+        }
+        for each in flow["ports"]
+    ]
+    return [policy(flow["component"], callers, egress=rules)]
 
 
 def documentation(table: dict[str, Any]) -> str:
@@ -106,11 +113,15 @@ def documentation(table: dict[str, Any]) -> str:
     for flow in table["flows"]:
         number = table["ports"][flow["port"]]
         rows.append(f"| {', '.join(flow['from'])} | {flow['to']} | {number} | {flow['what']} |")
-    rows += [
-        f"| {', '.join(flow['from'])} | outside, with the component `{flow['component']}` | "
-        f"{flow['port']} | {flow['what']} |"
-        for flow in table["outside"]
-    ]
+    for flow in table["outside"]:
+        ports = ", ".join(
+            f"{each['port']} ({each['within']})" if "within" in each else str(each["port"])
+            for each in flow["ports"]
+        )
+        rows.append(
+            f"| {', '.join(flow['from'])} | outside, with the component `{flow['component']}` | "
+            f"{ports} | {flow['what']} |"
+        )
     [(label, value)] = MONITORING.items()
     rows.append(
         f"| namespaces labelled `{label}={value}` | all but redis | {table['ports']['metrics']} | "

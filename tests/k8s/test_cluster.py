@@ -16,7 +16,7 @@ import random
 import shutil
 import subprocess
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -25,11 +25,12 @@ from typing import Any
 import grpc
 import pytest
 import yaml
+from cluster_run import metrics, resumes, status, wait_for, wait_for_steps
 from guide import Guide
 from history import Entry
 from judge import judge_watched
 from judge_journal import read_redis_journal
-from kubectl import address, kubectl, node, pods, secret
+from kubectl import address, kubectl, node, pods, refused, secret
 from manifests import ROOT
 from scene import eventually, rules_of
 from watcher import RECONNECT, Watcher
@@ -47,50 +48,16 @@ STEPS = 5000
 """More than go by while everything is killed and moved."""
 LAST_STEPS = 200
 """So many are left when all of that has been tried; their number is changed for it."""
+MORE_STEPS = 20
+"""So many are trained where the run is moved to when it is over."""
 ROWS = 200_000
 """Enough for all of them."""
 SEED = 7
+PROCESSES = ("replay", "feeder", "store", "checkpoint", "trainer", "rollout")
 ONCE = ["redis-0", "replay-0", "feeder-0", "store-0", "checkpoint-0"]
-LOOK = ["--replay", "localhost:7000", "--token-file", "/certs/token", "--ca", "/certs/ca.crt"]
 OUTAGE_S = 600.0
 """How long the replay buffer may not answer: a drain moves it, Redis and what they need."""
 AUDIT_EVERY_S = 2.0
-
-
-def status() -> dict[str, Any]:
-    """Ask the replay buffer; {} while it is away."""
-    answer = kubectl("exec", "replay-0", "--", "headrace", "status", "--json", *LOOK, check=False)
-    try:
-        found: dict[str, Any] = json.loads(answer)
-    except ValueError:
-        return {}
-    return found
-
-
-def wait_for(what: str, holds: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-    """Wait until the run's status holds; give it."""
-    for _ in range(200):
-        now = status()
-        if now and holds(now):
-            return now
-        time.sleep(2)
-    pytest.fail(f"waited in vain for {what}:\n{kubectl('get', 'pods')}")
-
-
-def wait_for_steps(more: int) -> None:
-    """Wait until training has gone on by so many steps."""
-    goal = step() + more
-    now = wait_for(f"step {goal}", lambda now: int(now["committed_step"]) >= goal)
-    assert not now["ended"], "the run is over before everything was tried: give it more steps"
-
-
-def step() -> int:
-    return int(wait_for("an answer", bool)["committed_step"])
-
-
-def resumes(now: dict[str, Any]) -> int:
-    """Count how often the run went back to a checkpoint."""
-    return len(now.get("lineages", ())) - 1
 
 
 def copy_checkout(there: Path) -> None:
@@ -129,13 +96,18 @@ def forget() -> None:
         shutil.rmtree(VOLUMES, ignore_errors=True)
 
 
-@pytest.fixture
-def guide(tmp_path: Path) -> Iterator[Guide]:
+def begin() -> None:
+    """Have a cluster without anything of the run, and with empty volumes for it."""
     forget()
     if OVERLAY == "legacy-1.20":
         for name, owner in OWNERS.items():
             (VOLUMES / name).mkdir(parents=True)
             os.chown(VOLUMES / name, owner, owner)
+
+
+@pytest.fixture
+def guide(tmp_path: Path) -> Iterator[Guide]:
+    begin()
     copy_checkout(tmp_path)
     yield Guide(tmp_path, OVERLAY)
     print(kubectl("get", "pods", "-o", "wide", check=False))
@@ -185,33 +157,107 @@ def restart(chance: random.Random) -> None:
 
 
 def roll(guide: Guide) -> None:
-    """Roll everything while it works, for a change of the configuration: an end that is near."""
+    """Roll everything while it works, for a change of the configuration: an end that is near.
+
+    First a change that nobody can start with: the next one replaces what it has stopped.
+    """
     kubectl("rollout", "restart", "statefulset/redis")
     before = wait_for("an answer", bool)
+    old = {pod for component in ("trainer", "rollout") for pod in pods(component)}
+    roll_what_is_wrong(guide)
+    change(guide.checkout, "  n: 0\n", "  n: 16\n")
     last = int(before["committed_step"]) + LAST_STEPS
     change(guide.checkout, f"total_training_steps: {STEPS}", f"total_training_steps: {last}")
-    old = {pod for component in ("trainer", "rollout") for pod in pods(component)}
     guide.follow("Change and upgrade")
-    for workload in ["statefulset/" + pod.removesuffix("-0") for pod in ONCE]:
-        kubectl("rollout", "status", workload, "--timeout=10m")
-    kubectl("rollout", "status", "deployment/rollout", "--timeout=10m")
+    wait_for_all()
     wait_for("a resume", lambda now: resumes(now) > resumes(before))
     assert old.isdisjoint({*pods("trainer"), *pods("rollout")})
 
 
-def roll_what_is_wrong() -> None:
+def wait_for_all() -> None:
+    """Wait until everything but the trainer is rolled out."""
+    for workload in ["statefulset/" + pod.removesuffix("-0") for pod in ONCE]:
+        kubectl("rollout", "status", workload, "--timeout=10m")
+    kubectl("rollout", "status", "deployment/rollout", "--timeout=10m")
+
+
+def roll_what_is_wrong(guide: Guide) -> None:
+    """Apply a configuration that cannot be used: all but the old workers stop at it."""
+    serving = pods("rollout")
+    change(guide.checkout, "  n: 16\n", "  n: 0\n")
+    kubectl("delete", "job", "trainer", "--cascade=foreground")
+    kubectl("apply", "-k", str(guide.checkout / "k8s/overlays" / OVERLAY))
+    for _ in range(100):
+        if refused() == {*PROCESSES}:
+            break
+        time.sleep(2)
+    assert refused() == {*PROCESSES}
+    assert set(serving) < set(pods("rollout"))
+
+
+def roll_a_bad_image() -> None:
     """Roll workers out that never become ready: they hold up nobody."""
-    wrong = {"op": "add", "path": "/spec/template/spec/containers/0/args/-", "value": "rollout.n=0"}
-    for bad in (
-        ["set", "image", "deployment/rollout", "headrace=headrace-rollout:none"],
-        ["patch", "deployment", "rollout", "--type=json", "-p", json.dumps([wrong])],
-    ):
-        serving = pods("rollout")
-        kubectl(*bad)
-        wait_for_steps(5)
-        assert set(serving) < set(pods("rollout"))
-        kubectl("rollout", "undo", "deployment/rollout")
-        kubectl("rollout", "status", "deployment/rollout", "--timeout=10m")
+    serving = pods("rollout")
+    kubectl("set", "image", "deployment/rollout", "headrace=headrace-rollout:none")
+    wait_for_steps(5)
+    assert set(serving) < set(pods("rollout"))
+    kubectl("rollout", "undo", "deployment/rollout")
+    kubectl("rollout", "status", "deployment/rollout", "--timeout=10m")
+
+
+def adopt(guide: Guide) -> None:
+    """Make the StatefulSets anew, to go on with their pods."""
+    before = wait_for("an answer", bool)
+    uids = ["get", "pods", *ONCE, "-o", "jsonpath={.items[*].metadata.uid}"]
+    old = kubectl(*uids)
+    guide.mentioned("--cascade=orphan")
+    guide.until("delete job trainer")
+    now = wait_for("a resume", lambda now: resumes(now) > resumes(before))
+    assert int(now["resume"]["step"]) >= int(before["committed_step"]), "its step was not saved"
+    wait_for_all()
+    assert kubectl(*uids) == old
+
+
+def fill_the_journal(guide: Guide) -> None:
+    """Let Redis have no room for more, until the guide gives it some."""
+    redis = 'REDISCLI_AUTH="$(cat /certs/token)" redis-cli --tls --insecure'
+    kubectl("exec", "redis-0", "--", "sh", "-c", f"{redis} config set maxmemory 1mb")
+    time.sleep(2)
+    assert status() == {}, "it goes on without a journal"
+    guide.follow("The journal's room")
+    wait_for_steps(3)
+
+
+def observe(guide: Guide) -> None:
+    """Ask everybody for metrics, as Prometheus does."""
+    guide.mentioned("label namespace", "headrace")
+    answers = metrics()
+    assert {pod.partition("-")[0] for pod in answers} == {*PROCESSES}
+    for pod, answer in answers.items():
+        assert f'headrace_process_info{{process="{pod.partition("-")[0]}"' in answer, answer
+
+
+def renew(guide: Guide) -> None:
+    """Give everybody a new certificate and a new token."""
+    old = secret("headrace-token", "token")
+    guide.follow("Certificates")
+    wait_for_all()
+    assert secret("headrace-token", "token") != old
+    wait_for("an answer under them", lambda now: bool(now["ended"]))
+
+
+def move(guide: Guide) -> None:
+    """Take the checkpoints to a cluster that has nothing of the run, and train on there."""
+    last = configuration(guide.checkout)["trainer"]["total_training_steps"]
+    change(guide.checkout, f"total_training_steps: {last}",
+           f"total_training_steps: {last + MORE_STEPS}")  # fmt: skip
+    guide.until("verify backup")
+    begin()
+    guide.again("create namespace")
+    guide.until("checkpoints verify /run/headrace")
+    ended = wait_for("the end there", lambda now: bool(now["ended"]))
+    assert (int(ended["resume"]["step"]), ended["resume"]["restored"]) == (last, True)
+    check_end(guide.checkout, ended)
 
 
 def drain_workers() -> None:
@@ -248,13 +294,13 @@ def disturb(guide: Guide) -> None:
     wait_for("three workers to have gone", lambda _: len(pods("rollout")) == 1)
     wait_for_steps(3)
     restart(random.Random(SEED))
-    roll_what_is_wrong()
+    roll_a_bad_image()
     drain(guide)
-    before = wait_for("an answer", bool)
-    guide.until("delete job trainer")
-    now = wait_for("a resume", lambda now: resumes(now) > resumes(before))
-    assert int(now["resume"]["step"]) >= int(before["committed_step"]), "its step was not saved"
+    adopt(guide)
     wait_for_steps(3)
+    fill_the_journal(guide)
+    observe(guide)
+    guide.follow("Your own task")
     for command in ("describe pod", "logs"):
         guide.mentioned(command, pods("rollout")[0])
     roll(guide)
@@ -268,10 +314,14 @@ async def test_a_run_of_the_docs_survives_its_pods_and_ends(guide: Guide) -> Non
         await asyncio.to_thread(disturb, guide)
         seen = seen_by_the_weights(guide.checkout)
         assert await found_by_the_judge(guide.checkout, watcher, seen) == []
+    await asyncio.to_thread(renew, guide)
+    await asyncio.to_thread(move, guide)
+    async with watching() as watcher:
+        # The journal begins with the checkpoint whose weights were asked above.
+        assert await found_by_the_judge(guide.checkout, watcher, None) == []
     await asyncio.to_thread(guide.until, "flushall")
     check_end(guide.checkout, wait_for("the end again", lambda now: bool(now["ended"])))
     async with watching() as watcher:
-        # The journal begins with the checkpoint whose weights were asked above.
         assert await found_by_the_judge(guide.checkout, watcher, None) == []
     guide.mentioned("delete namespace")
     assert guide.left == ["kubectl delete node NAME"], "all but the only node"

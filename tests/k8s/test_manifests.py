@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,11 +14,11 @@ import pytest
 import typer
 import yaml
 from manifests import (
-    BY_HAND,
     OVERLAYS,
     ROOT,
     WORKLOADS,
     Object,
+    config_of,
     container_of,
     may_call,
     name_of,
@@ -34,13 +33,10 @@ from headrace.cli.credentials import make_credentials
 from headrace.cli.main import app
 from headrace.cli.preflight import preflight
 from headrace.cli.single import PEERS, peers
-from headrace.config.config import Config
-from headrace.config.load import load_config
 from headrace.replay.group import STATES
 from headrace.replay.groups import state_name
 
 PROCESSES = tuple(PEERS)
-DOCS = (ROOT / "docs" / "kubernetes.md").read_text()
 REDIS_PORT = 6379
 CLOSE_GRACE_S = 5.0
 """How long calls under way may take when a process closes."""
@@ -48,15 +44,6 @@ CLOSE_GRACE_S = 5.0
 
 def workload(manifests: list[Object], name: str) -> Object:
     return next(each for each in of_kind(manifests, *WORKLOADS) if name_of(each) == name)
-
-
-def config_of(overlay: str, *overrides: str) -> Config:
-    return load_config(configuration(overlay), overrides)
-
-
-def configuration(overlay: str) -> Path:
-    there = ROOT / "k8s" / "overlays" / overlay / "run.yaml"
-    return there if there.exists() else configuration("cpu-demo")
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -253,8 +240,25 @@ def test_workers_are_scaled_by_a_metric_that_the_replay_buffer_has() -> None:
     assert set(states["values"]) <= {state_name(state) for state in STATES}
 
 
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_redis_is_full_before_the_kernel_or_the_volume_stops_it(overlay: str) -> None:
+    redis = workload(objects(overlay), "redis")
+    container = container_of(redis)
+    [most] = [each["value"] for each in container["env"] if each["name"] == "MAXMEMORY"]
+    assert '--maxmemory "$MAXMEMORY" --maxmemory-policy noeviction' in container["args"][0]
+    [claim] = redis["spec"]["volumeClaimTemplates"]
+    assert in_bytes(container["resources"]["limits"]["memory"]) >= 2 * in_bytes(most)
+    assert in_bytes(claim["spec"]["resources"]["requests"]["storage"]) >= 4 * in_bytes(most)
+
+
+@pytest.mark.parametrize("overlay", ["cpu-demo", "gpu-vllm"])
+def test_a_pod_that_is_not_ready_holds_no_drain_up(overlay: str) -> None:
+    for each in of_kind(objects(overlay), "PodDisruptionBudget"):
+        assert each["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow", name_of(each)
+
+
 def in_bytes(quantity: str) -> int:
-    return int(quantity.removesuffix("Gi")) * 2**30
+    return int(quantity.removesuffix("Gi").removesuffix("gb")) * 2**30
 
 
 def test_policies_and_their_table_in_the_docs_are_those_of_network_yaml() -> None:
@@ -269,29 +273,6 @@ def network() -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-def test_every_block_of_the_docs_is_one_that_make_test_k8s_runs() -> None:
-    assert [block for block in DOCS.split("```")[1::2] if not block.startswith("bash\n")] == []
-
-
-def test_the_docs_say_what_is_made_by_hand() -> None:
-    for _, name in BY_HAND:
-        assert name in DOCS
-    for overlay in OVERLAYS:
-        tls = config_of(overlay).security.tls
-        assert tls is not None
-        for file in (tls.ca, tls.cert, tls.key):
-            assert f"--from-file={file.name}=" in DOCS
-
-
-@pytest.mark.parametrize("overlay", OVERLAYS)
-def test_the_certificate_of_the_docs_names_everybody_who_is_called(overlay: str) -> None:
-    config = config_of(overlay)
-    endpoints = config.endpoints.model_dump(exclude={"bind_host", "advertise_host"})
-    called = {str(address).partition(":")[0] for address in endpoints.values()}
-    called |= {str(urlsplit(str(config.journal.redis_url)).hostname)}
-    assert called == set(re.findall(r"--host (\S+)", DOCS))
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)

@@ -5,24 +5,12 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
-from manifests import OVERLAYS, ROOT, rendered, require
+from manifests import OVERLAYS, VERSIONS, check, rendered
 
 pytestmark = pytest.mark.timeout(300)
-
-VERSIONS = ("1.29.0", "1.37.0")
-"""Of Kubernetes: the oldest that docs/kubernetes.md promises, and the newest known."""
-
-
-def check(*command: str) -> None:
-    done = subprocess.run(
-        [require(command[0]), *command[1:]], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "WARN" not in done.stdout + done.stderr
 
 
 def written(overlay: str, directory: Path) -> Path:

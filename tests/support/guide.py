@@ -33,6 +33,7 @@ class Guide:
             for command in blocks.findall(section)
         ]
         """By the heading that they stand under."""
+        self._done: list[str] = []
         self._mentioned: list[str] = MENTIONED.findall(blocks.sub("", text))
 
     def until(self, word: str) -> None:
@@ -40,8 +41,14 @@ class Guide:
         while True:
             _, command = self._commands.pop(0)
             self._run(command)
+            self._done.append(command)
             if word in command:
                 return
+
+    def again(self, word: str) -> None:
+        """Run a command once more that has this word."""
+        [command] = [command for command in self._done if word in command]
+        self._run(command)
 
     def follow(self, heading: str) -> None:
         """Run the commands of a section."""

@@ -28,6 +28,28 @@ def pods(component: str) -> list[str]:
     ]
 
 
+def running(selector: str) -> dict[str, str]:
+    """Give the addresses of running pods, by name."""
+    found = json.loads(kubectl("get", "pods", "-l", selector, "-o", "json"))["items"]
+    return {
+        each["metadata"]["name"]: each["status"]["podIP"]
+        for each in found
+        if each["status"]["phase"] == "Running" and "deletionTimestamp" not in each["metadata"]
+    }
+
+
+def refused() -> set[str]:
+    """Name the components of which a container ended with exit code 2: it cannot be used so."""
+    found = json.loads(kubectl("get", "pods", "-o", "json"))["items"]
+    return {
+        each["metadata"]["labels"]["app.kubernetes.io/component"]
+        for each in found
+        for container in each["status"].get("containerStatuses", ())
+        for state in (container["state"], container["lastState"])
+        if state.get("terminated", {}).get("exitCode") == 2
+    }
+
+
 def node() -> str:
     """Name the only node."""
     [name] = kubectl("get", "nodes", "-o", "jsonpath={.items[*].metadata.name}").split()

@@ -16,6 +16,9 @@ from typing import Any
 import pytest
 import yaml
 
+from headrace.config.config import Config
+from headrace.config.load import load_config
+
 ROOT = Path(__file__).parent.parent.parent
 OVERLAYS = ("cpu-demo", "gpu-vllm", "legacy-1.20")
 BY_HAND = {
@@ -25,6 +28,8 @@ BY_HAND = {
     ("PersistentVolumeClaim", "models"),
 }
 """What docs/kubernetes.md has its readers make."""
+VERSIONS = ("1.29.0", "1.37.0")
+"""Of Kubernetes: the oldest that docs/kubernetes.md promises, and the newest known."""
 KUBELETS = "health"
 """The port that only the kubelet of the pod's own node asks."""
 WORKLOADS = ("StatefulSet", "Deployment", "Job")
@@ -42,11 +47,30 @@ def require(tool: str) -> str:
     return found
 
 
+def check(*command: str) -> None:
+    """Run a checker on something; it finds nothing."""
+    done = subprocess.run(
+        [require(command[0]), *command[1:]], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "WARN" not in done.stdout + done.stderr
+
+
 @cache
 def rendered(overlay: str) -> str:
     """Render an overlay, offline."""
     command = [require("kubectl"), "kustomize", str(ROOT / "k8s" / "overlays" / overlay)]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def config_of(overlay: str) -> Config:
+    """Read an overlay's configuration."""
+    return load_config(_configuration(overlay))
+
+
+def _configuration(overlay: str) -> Path:
+    there = ROOT / "k8s" / "overlays" / overlay / "run.yaml"
+    return there if there.exists() else _configuration("cpu-demo")
 
 
 def objects(overlay: str) -> list[Object]:
