@@ -234,7 +234,7 @@ def observe(guide: Guide) -> None:
     answers = metrics()
     assert {pod.partition("-")[0] for pod in answers} == {*PROCESSES}
     for pod, answer in answers.items():
-        assert f'headrace_process_info{{process="{pod.partition("-")[0]}"' in answer, answer
+        assert f'headrace_process_info{{process="{pod.partition("-")[0]}' in answer, pod
 
 
 def renew(guide: Guide) -> None:
