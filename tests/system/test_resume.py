@@ -90,6 +90,25 @@ def test_ctrl_c_and_the_same_command_go_on_until_it_is_finished(tmp_path: Path) 
     assert (run.run / "config.yaml").stat().st_mtime_ns == before, "nothing was started"
 
 
+def test_a_run_whose_data_have_ended_goes_on_with_another_epoch(tmp_path: Path) -> None:
+    config = saved_config(tmp_path, steps=8, rows=16)
+    with launched(tmp_path, config) as run:
+        code, output = run.ended(END_S)
+        assert code == 0, output
+        assert "4 of 4" in output
+
+    more = {**config["trainer"], "total_epochs": 2}
+    back = {"mode": "path", "path": str(run.run / "checkpoints" / "global_step_4")}
+    with launched(tmp_path, {**config, "trainer": more, "resume": back}) as run:
+        code, output = run.ended(END_S)
+        assert code == 0, output
+    assert "resumed from step 4:" in output
+    assert "8 of 8" in output
+    assert "32 trained" in output
+    assert HOLDS in output
+    assert run.steps == 8
+
+
 def test_a_finished_run_goes_back_and_on_once_and_begins_again_once(tmp_path: Path) -> None:
     config = saved_config(tmp_path, steps=6)
     with launched(tmp_path, config) as run:

@@ -106,3 +106,12 @@ def test_the_fingerprint_has_what_changes_the_feed_and_nothing_else(tmp_path: Pa
     changes: list[dict[str, Any]] = [{"seed": 1}, {"shuffle": False}, {"max_prompt_length": 6}]
     for change in changes:
         assert digest(**change) != first
+
+
+def test_how_often_the_rows_are_read_may_change(tmp_path: Path) -> None:
+    config = configured(tmp_path / "a.jsonl", {"prompt": "a", "answer": ""})
+    trainer = config.trainer.model_copy(update={"total_epochs": 3})
+    source = open_source(config.data)
+
+    longer = config.model_copy(update={"trainer": trainer})
+    assert feed_fingerprint(source, longer) == feed_fingerprint(source, config)

@@ -124,9 +124,9 @@ class Feed:
             known = "; ".join(f"{key}: {value}" for key, value in sorted(error.metadata.items()))
             raise UsageError(
                 f"data: {self._supply.name} is not what this run was started with "
-                f"({known}). Go on with the same rows, data.seed, data.shuffle, "
-                "data.max_prompt_length and trainer.total_epochs (and PYTHONHASHSEED, where rows "
-                "depend on it), or start another run"
+                f"({known}). Go on with the same rows, data.seed, data.shuffle "
+                "and data.max_prompt_length (and PYTHONHASHSEED, where rows depend on it), or start "
+                "another run"
             ) from error
         self._ordinal_count = opened.ordinal_count
         self.cursor = opened.cursor
@@ -178,8 +178,8 @@ class Feed:
             if wanted.ended:
                 await self._register(self._surplus(wanted.surplus_count))
                 return not wanted.surplus_count
-            if self._is_astray:
-                await self.open()
+            if self._is_astray or self.cursor >= self._ordinal_count:
+                await self.open()  # more may be wanted than there was when the feed was opened
             await self._read_ahead(min(wanted.demand, MAX_PROMPTS_PER_CALL))
             await self._register(_first(wanted.demand, self._ahead))
         except FeedGapError as error:  # the next demand says where the ledger is

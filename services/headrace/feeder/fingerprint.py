@@ -14,14 +14,13 @@ ORDER_VERSION = 1
 
 
 def feed_fingerprint(source: Source | StreamRows, config: Config) -> str:
-    """Digest content and order. Settings that change neither, such as G, are not in it."""
+    """Digest content and order. Settings that change neither, such as G or epochs, are not in it."""
     told = {
         "content": source.fingerprint(),
         "row_count": None if isinstance(source, StreamRows) else len(source),
         "order": ORDER_VERSION,
         "shuffle": config.data.shuffle,
         "seed": config.data.seed if config.data.shuffle else None,
-        "epochs": config.trainer.total_epochs,
         "max_prompt_length": config.data.max_prompt_length,
     }
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
