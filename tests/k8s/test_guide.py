@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from manifests import (
     objects,
     of_kind,
     pod_of,
+    problems,
     selects,
 )
 
@@ -98,3 +100,22 @@ def test_the_policy_for_a_service_of_your_own_is_one_for_workers(tmp_path: Path)
     path.write_text(yaml.safe_dump(policy))
     for version in VERSIONS:
         check("kubernetes-validate", "--strict", "-k", version, str(path))
+
+
+def test_modules_of_your_own_are_found_by_those_who_import_them(tmp_path: Path) -> None:
+    base = os.path.relpath(ROOT / "k8s" / "overlays" / "cpu-demo", tmp_path)
+    added = shown("name: mine")
+    (tmp_path / "my_rewards.py").write_text("def score(*, response): return 1.0\n")
+    (tmp_path / "kustomization.yaml").write_text(
+        yaml.safe_dump({"namespace": "headrace", "resources": [base], **added})
+    )
+
+    found = objects(str(tmp_path))
+
+    assert problems(found) == []
+    for workload in of_kind(found, *WORKLOADS):
+        container = container_of(workload)
+        places = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+        paths = [each["value"] for each in container.get("env", ()) if each["name"] == "PYTHONPATH"]
+        imports = name_of(workload) in ("rollout", "feeder")
+        assert paths == ([places["mine"]] if imports else [])

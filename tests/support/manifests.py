@@ -161,14 +161,15 @@ def _keys(workload: Object, manifests: list[Object]) -> Iterator[str]:
     maps = {name_of(found): found["data"] for found in of_kind(manifests, "ConfigMap")}
     spec, container = pod_of(workload)["spec"], container_of(workload)
     sources = {volume["name"]: volume.get("configMap") for volume in spec["volumes"]}
-    for mount in container["volumeMounts"]:
-        source = sources.get(mount["name"])
-        if source is None:
-            continue
-        wanted = [word for word in container["args"] if word.startswith(mount["mountPath"])]
-        keys = {f"{mount['mountPath']}/{key}" for key in maps.get(source["name"], ())}
-        if not wanted or not keys.issuperset(wanted):
-            yield f"{name_of(workload)} is started with {wanted}, the ConfigMap has {sorted(keys)}"
+    keys = {
+        f"{mount['mountPath']}/{key}"
+        for mount in container["volumeMounts"]
+        if (source := sources.get(mount["name"]))
+        for key in maps.get(source["name"], ())
+    }
+    wanted = [word for word in container["args"] if word.endswith(".yaml")]
+    if (keys or wanted) and not (wanted and keys.issuperset(wanted)):
+        yield f"{name_of(workload)} is started with {wanted}, the ConfigMap has {sorted(keys)}"
 
 
 def services(manifests: list[Object]) -> Iterator[str]:
