@@ -21,6 +21,8 @@ def test_a_password_is_not_sent_to_another_machine_in_the_clear() -> None:
         journal("redis://redis:6379/0", Path("token"))
     with pytest.raises(ValidationError, match=IN_THE_CLEAR):
         journal("redis://:secret@redis:6379/0")
+    with pytest.raises(ValidationError, match=IN_THE_CLEAR):
+        journal("redis://redis:6379/0?password=secret")
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from headrace.config.rollout import RewardConfig
 from headrace.errors import UsageError
 from headrace.rollout.rewards.base import RewardError
 from headrace.rollout.rewards.functions import (
+    TOLD,
     RewardSpec,
     Score,
     Scoring,
@@ -47,6 +48,22 @@ def strange(*, prompt, response, answer, metadata, finish_reason, bonus=0.0):
     if response == "slow":
         time.sleep(0.3)
     return {"reward": len(response) + bonus, "pid": os.getpid(), "given": metadata["given"]}
+"""
+
+
+WRAPPED = """
+import functools
+heard = set()
+def inner(response, answer):
+    return 1.0
+@functools.wraps(inner)
+def score(WRAPPER):
+    told = dict(locals())
+    for more in ("kwargs", "more"):
+        told.update(told.pop(more, {}))
+    told.pop("args", None)
+    heard.update(told)
+    return 1.0
 """
 
 
@@ -228,6 +245,26 @@ def test_a_function_is_told_what_it_takes(
 
     more = module.heard.pop("more", {})
     assert {**module.heard, **more} == told
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "told"),
+    [
+        ("*args, **kwargs", {"response", "answer"}),
+        ("response, **more", set(TOLD)),
+        ("response, finish_reason", {"response", "finish_reason"}),
+    ],
+)
+def test_of_a_decorated_function_what_is_called_says_what_it_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrapper: str, told: set[str]
+) -> None:
+    name = f"wrapped_{random.Random(str(tmp_path)).getrandbits(32)}"
+    (tmp_path / f"{name}.py").write_text(WRAPPED.replace("WRAPPER", wrapper))
+    monkeypatch.chdir(tmp_path)
+
+    make_scorer(RewardSpec("python", f"{name}:score"))(scoring("1257"))
+
+    assert sys.modules[name].heard == told
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,8 @@ class Past:
             last = f"{self.storage.rstrip('/')}/{step_name(status.saved_step)}"
             words += (
                 f"to train on from its end: resume.mode=path resume.path={last} with more "
-                "trainer.total_training_steps; to go back: with an earlier checkpoint; "
+                "trainer.total_training_steps, and trainer.total_epochs where the data have ended; to "
+                "go back: with an earlier checkpoint; "
             )
         return words + ANOTHER
 

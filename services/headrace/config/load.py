@@ -38,7 +38,7 @@ FILE_PATHS = (
     "weights.tmpdir",
 )
 """Keys whose relative paths count from the configuration file's folder; `*` is any key."""
-WORKING_PATHS = ("run.run_dir", "checkpoint.storage", "resume.path")
+WORKING_PATHS = ("run.run_dir", "checkpoint.storage")
 """Keys whose relative paths count from the current folder; a URL stays as it is."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Final, Literal, Self
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 from pydantic import Field, model_validator
 
@@ -53,7 +53,11 @@ class JournalConfig(Section):
             msg = "journal.kind: redis and journal.redis_url go together"
             raise ValueError(msg)
         url = urlsplit(self.redis_url or "")
-        has_password = self.redis_password_file is not None or url.password is not None
+        has_password = (
+            self.redis_password_file is not None
+            or url.password is not None
+            or "password" in parse_qs(url.query)
+        )
         if has_password and url.scheme == "redis" and url.hostname not in _THIS_MACHINE:
             msg = (
                 f"journal.redis_url: the password is not sent to {url.hostname} without TLS, where "

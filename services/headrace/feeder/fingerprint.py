@@ -21,6 +21,7 @@ def feed_fingerprint(source: Source | StreamRows, config: Config) -> str:
         "order": ORDER_VERSION,
         "shuffle": config.data.shuffle,
         "seed": config.data.seed if config.data.shuffle else None,
+        "epochs": 1,  # any number does; runs that were begun when it was told have it
         "max_prompt_length": config.data.max_prompt_length,
     }
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()

@@ -161,7 +161,7 @@ def _taken(function: Callable[..., Any], path: str, options: Mapping[str, Any]) 
     if twice := sorted(options.keys() & set(TOLD)):
         raise RewardUnusableError(f"reward.options: {twice[0]} is what each response brings itself")
     try:
-        signature = inspect.signature(function)
+        signature = _signature(function)
     except (TypeError, ValueError):  # some of those written in C have none
         return TOLD
     kinds = {name: parameter.kind for name, parameter in signature.parameters.items()}
@@ -176,6 +176,14 @@ def _taken(function: Callable[..., Any], path: str, options: Mapping[str, Any]) 
             "keyword arguments, and reward.options"
         ) from error
     return takes
+
+
+def _signature(function: Callable[..., Any]) -> inspect.Signature:
+    """Give what is called, or what is behind it if that only passes everything on."""
+    signature = inspect.signature(function, follow_wrapped=False)
+    kinds = {parameter.kind for parameter in signature.parameters.values()}
+    passes_on = kinds and kinds <= {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
+    return inspect.signature(function) if passes_on else signature
 
 
 def _find(path: str) -> Callable[..., Any]:

@@ -346,5 +346,5 @@ def _text(value: bytes | str) -> str:
 
 
 def _without_password(url: str) -> str:
-    scheme, _, rest = url.partition("://")
+    scheme, _, rest = url.partition("?")[0].partition("://")
     return f"{scheme}://{rest.rpartition('@')[2]}"
