@@ -241,6 +241,21 @@ async def test_a_run_that_is_not_at_its_end_is_not_ended(opened: OpenJournal) ->
         assert (await replay.stub.CommitStep(commit)).ended
 
 
+@pytest.mark.parametrize(("steps", "length"), [(9, 9), (1, 6)])
+async def test_a_run_that_goes_back_is_as_long_as_it_is_configured_now(
+    opened: OpenJournal, steps: int, length: int
+) -> None:
+    """The trainer reckons its learning rate by that, and no feeder may have come yet."""
+    async with replay_server(
+        opened(), settings(window_size=8, saves=True, total_steps=6)
+    ) as replay:
+        trainer = await begun(replay, steps=3, step=2)
+    rules = settings(window_size=8, saves=True, total_steps=steps)
+    async with replay_server(opened(), rules) as replay:
+        await replay.until_phase(trainer, 2, WEIGHTS)
+        assert replay.buffer.ledger.feed.total_steps == length
+
+
 # -- restarts
 
 

@@ -268,6 +268,17 @@ async def test_a_journal_that_began_with_a_checkpoint_is_not_older_than_it(world
     assert (plan.action, plan.step) == (ROLL_BACK, 4)
 
 
+async def test_a_journal_whose_restore_was_cut_short_is_not_older_than_its_checkpoint(
+    world: World,
+) -> None:
+    world.write(4)
+    torn = resume_pb2.ResumeState(resume_id="auto-1", restored=True)
+
+    plan = await world.plan(status(4, position=2, resume=torn))
+
+    assert (plan.action, plan.step) == (ROLL_BACK, 4)
+
+
 async def test_a_run_that_is_over_and_saved_does_nothing(world: World) -> None:
     world.write(6)
 

@@ -7,6 +7,7 @@ import functools
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeVar
 
 from headrace.errors import CannotResumeError, InvalidFieldError, RunTooShortError
@@ -145,7 +146,9 @@ class CoordinatorCalls(Calls):
                     cut=sessions_of(base) if base is not None else {},
                 ),
             )
-            if reopens:  # What was over heard no feeder any more; it may be longer now.
+            # It may be longer now: what was over heard no feeder, and what was not may hear it
+            # when the trainer has reckoned with the steps. One that does not fit, the feeder hears.
+            with suppress(InvalidFieldError, RunTooShortError):
                 self._open_feed()
             return pb.RollBackResponse(state=self._state())
 
@@ -168,9 +171,10 @@ class CoordinatorCalls(Calls):
 
     def _open_feed(self) -> None:
         feed = self._ledger.feed
-        feeding.open_feed(
-            self._ledger, self._settings, row_count=feed.row_count, fingerprint=feed.fingerprint
-        )
+        if feed.total_steps:
+            feeding.open_feed(
+                self._ledger, self._settings, row_count=feed.row_count, fingerprint=feed.fingerprint
+            )
 
     def _restore(self, base: journal_pb2.LedgerBase, resume_id: str, step: int) -> None:
         """Take the ledger from a cut.
