@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -180,6 +181,22 @@ def test_an_append_waits_out_a_killed_server_and_loses_nothing(server: RedisServ
     server.start()
     appending.join(timeout=30)
     assert positions(opened(server)) == list(range(1, 11))
+
+
+def test_who_reads_while_redis_is_away_is_let_go_when_the_journal_is_closed(
+    server: RedisServer,
+) -> None:
+    waits = Waits(stall_after_s=60)
+    journal = opened(server, waits=waits, stop_after=10**9)
+    journal.append(records(1, 5))
+    server.kill()
+    with ThreadPoolExecutor(1) as threads:
+        reading = threads.submit(journal.read, [2, 4])
+        while not waits.snapshot():
+            time.sleep(0.01)
+        journal.close()
+        with pytest.raises(NotReadyError):
+            reading.result(timeout=30)
 
 
 def test_an_append_that_a_sleeping_server_carries_out_later_is_there_once(

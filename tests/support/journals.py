@@ -25,10 +25,20 @@ def journals(kind: str, directory: Path) -> Iterator[OpenJournal]:
         return
     directory.mkdir(exist_ok=True)
     server = RedisServer(directory)
+    made: list[RedisJournal] = []
+
+    def opened() -> RedisJournal:
+        made.append(
+            RedisJournal(
+                server.url, run_id="r", waits=Waits(stall_after_s=60), is_stopping=lambda: False
+            )
+        )
+        return made[-1]
+
     try:
         server.start()
-        yield lambda: RedisJournal(
-            server.url, run_id="r", waits=Waits(stall_after_s=60), is_stopping=lambda: False
-        )
+        yield opened
     finally:
+        for journal in made:
+            journal.close()
         server.stop()

@@ -89,6 +89,7 @@ class RedisJournal:
         self._allow_weak_fsync = allow_weak_fsync
         self._waits = waits
         self._is_stopping = is_stopping
+        self._is_closed = False
         self._sleep = sleep
         prefix = f"headrace:{{{run_id}}}"
         self._epoch_key, self._stream_key = f"{prefix}:epoch", f"{prefix}:journal"
@@ -222,7 +223,8 @@ class RedisJournal:
         return [_record(entry) for entries in self._patiently(fetch) for entry in entries]
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Let go of the connections. Who still reads waits for Redis no more."""
+        self._is_closed = True
         self._note()
         self._redis.close()
 
@@ -266,7 +268,7 @@ class RedisJournal:
         with self._waits.waiting(
             JOURNAL_AWAY, owner=f"Redis at {self._where}", ends_when=trouble
         ) as wait:
-            while not self._is_stopping():
+            while not (self._is_stopping() or self._is_closed):
                 self._sleep(pause_s)
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
                 try:
