@@ -52,11 +52,18 @@ async def save(bench: Bench, uri: str) -> CheckpointPart:
 
 
 async def restore(bench: Bench, part: CheckpointPart, restore_id: str = "r1") -> str:
-    answer = await bench.stub.RestoreRows(
-        pb.RestoreRowsRequest(restore_id=restore_id, part=part), timeout=60
-    )
+    answer = await restored(bench, part, restore_id)
     assert answer.row_count == len(bench.store.catalogue)
     return answer.store_incarnation
+
+
+async def restored(
+    bench: Bench, part: CheckpointPart, restore_id: str = "r1"
+) -> pb.RestoreRowsResponse:
+    """Restore, while others may put."""
+    return await bench.stub.RestoreRows(
+        pb.RestoreRowsRequest(restore_id=restore_id, part=part), timeout=60
+    )
 
 
 async def refusal(bench: Bench, part: CheckpointPart) -> WireError:
@@ -240,9 +247,10 @@ async def test_puts_and_deletions_around_a_restore_belong_to_the_life_that_they_
 
         working = asyncio.create_task(work())
         # The first answer is lost, and the channel asks again.
-        first = await restore(bench, part)
+        first = (await restored(bench, part)).store_incarnation
         assert failpoints._reached["store.restored"] == 1
-        second, third = await asyncio.gather(restore(bench, part, "r2"), restore(bench, part, "r2"))
+        twice = await asyncio.gather(*(restored(bench, part, "r2") for _ in range(2)))
+        second, third = (answer.store_incarnation for answer in twice)
         ended.set()
         await working
 
