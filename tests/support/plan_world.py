@@ -23,6 +23,25 @@ from headrace.v1 import replay_pb2, resume_pb2, store_pb2
 Status = replay_pb2.GetReplayStatusResponse
 
 
+def config(**sections: Any) -> Config:
+    """A small run; sections are put in."""
+    return Config.model_validate(
+        {
+            "data": {
+                "source": {"kind": "jsonl", "path": "rows.jsonl"},
+                "train_batch_size": 4,
+                "max_prompt_length": 8,
+                "max_response_length": 8,
+            },
+            "model": {
+                "architecture": "gpt2",
+                "tokenizer": {"alphabet": "0123456789", "eos": "#"},
+            },
+            **sections,
+        }
+    )
+
+
 class World:
     """A storage, a ledger's answers, and plans made from them."""
 
@@ -48,24 +67,8 @@ class World:
         save_freq: int = 2,
         **resume: Any,
     ) -> Plan:
-        config = Config.model_validate(
-            {
-                "run": {"run_id": "r"},
-                "data": {
-                    "source": {"kind": "jsonl", "path": "rows.jsonl"},
-                    "train_batch_size": 4,
-                    "max_prompt_length": 8,
-                    "max_response_length": 8,
-                },
-                "model": {
-                    "architecture": "gpt2",
-                    "tokenizer": {"alphabet": "0123456789", "eos": "#"},
-                },
-                "trainer": {"save_freq": save_freq},
-                "resume": resume,
-            }
-        )
-        return await Planner(config, self.directory).plan(
+        settings = config(run={"run_id": "r"}, trainer={"save_freq": save_freq}, resume=resume)
+        return await Planner(settings, self.directory).plan(
             status, self.store, facts or {}, begun=begun
         )
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from checkpoint_files import L0, L1, directory_at, flip_a_byte, write_checkpoint
 from hypothesis import given
 from hypothesis import strategies as st
+from plan_world import config
 
 from headrace.checkpoint.directory import examine
 from headrace.checkpoint.facts import compare, facts_of
@@ -25,26 +25,7 @@ from headrace.checkpoint.retention import (
 )
 from headrace.checkpoint.storage import DamagedError
 from headrace.config.checkpoint import Allowance
-from headrace.config.config import Config
 from headrace.v1.resume_pb2 import Lineage
-
-
-def config(**sections: Any) -> Config:
-    return Config.model_validate(
-        {
-            "data": {
-                "source": {"kind": "jsonl", "path": "rows.jsonl"},
-                "train_batch_size": 4,
-                "max_prompt_length": 8,
-                "max_response_length": 8,
-            },
-            "model": {
-                "architecture": "gpt2",
-                "tokenizer": {"alphabet": "0123456789", "eos": "#"},
-            },
-            **sections,
-        }
-    )
 
 
 def test_a_manifest_is_read_as_it_was_written(tmp_path: Path) -> None:

@@ -14,9 +14,9 @@
         before the ledger has come to the end of one
 
 Only checkpoints of the run's own time line count. One that the journal should know, and does not,
-says that the journal is an older copy: the run would train again, in silence, what it had trained. What tells that there was a checkpoint once, even
-if nothing of it can be read: a manifest, the pointer, or the ledger's word. So a run never begins
-again from scratch in silence.
+says that the journal is an older copy: the run would train again, in silence, what it had trained.
+What tells that there was a checkpoint once, even if nothing of it can be read: a manifest, the
+pointer, or the ledger's word. So a run never begins again from scratch in silence.
 """
 
 from __future__ import annotations
