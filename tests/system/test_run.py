@@ -127,7 +127,7 @@ def test_a_run_is_steered_by_an_address_and_what_it_leaves_is_told_apart(tmp_pat
         saved = headrace(tmp_path, "snapshot", *at)
         home = headrace(tmp_path, "drain", "worker-1", *at)
         run.until(lambda: "worker-1 went home" in run.output.read_text())
-        assert not (run.run / "endpoints" / "worker-1.json").exists()
+        run.until(lambda: not (run.run / "endpoints" / "worker-1.json").exists())
         os.kill(run.process.pid, signal.SIGINT)
         code, output = run.ended(within_s=60)
         assert code == 130, output
