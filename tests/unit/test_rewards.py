@@ -35,6 +35,9 @@ from headrace.rollout.rewards.pool import RewardPool
 USER_MODULE = """
 import os, time
 
+if os.path.exists("no memory"):
+    os._exit(9)
+
 def strange(*, prompt, response, answer, metadata, finish_reason, bonus=0.0):
     if response == "hang":
         while True:
@@ -194,6 +197,30 @@ async def test_only_the_guilty_scoring_fails(pool: RewardPool, guilty: str, erro
     assert error in str(failed)
     assert "\n" not in str(failed)
     assert isinstance((await pool.score([scoring("a")]))[0], Score)
+
+
+async def test_processes_that_end_at_their_start_are_an_error_of_each_scoring(
+    pool: RewardPool, tmp_path: Path
+) -> None:
+    no_memory = tmp_path / "no memory"
+    no_memory.touch()
+    found = await pool.score([scoring("die"), scoring("a")])
+    no_memory.unlink()
+
+    assert [str(each) for each in found] == ["the scoring processes end before they score"] * 2
+    assert isinstance((await pool.score([scoring("a")]))[0], Score)
+
+
+async def test_a_function_whose_module_ends_its_process_is_said(
+    user_module: str, tmp_path: Path
+) -> None:
+    (tmp_path / "no memory").touch()
+    unusable = RewardPool(RewardConfig(kind="python", function=f"{user_module}:strange"))
+    try:
+        with pytest.raises(UsageError, match=r"importing reward\.function ended its process"):
+            await unusable.start()
+    finally:
+        await unusable.close()
 
 
 async def test_scorings_that_are_slow_together_are_each_within_the_limit(pool: RewardPool) -> None:

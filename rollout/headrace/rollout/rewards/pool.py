@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from typing import Any, Final
 
 from pebble import ProcessExpired, ProcessPool
@@ -27,6 +28,8 @@ _SHARE_S: Final = 1.0
 _MOST_PER_CALL: Final = 256
 _IMPORT_TIMEOUT_S: Final = 120.0
 """For importing the user's function when the worker starts."""
+_TRIES: Final = 3
+"""For calls that were given up with all others, as a process ended before it was known at which."""
 
 log = get_logger()
 
@@ -58,12 +61,11 @@ class RewardPool:
             UsageError: It cannot.
 
         """
-        call = self._pool.schedule(child.check, args=[self._spec], timeout=_IMPORT_TIMEOUT_S)
         try:
-            why = await asyncio.wrap_future(call)
+            why = await self._call(child.check, timeout_s=_IMPORT_TIMEOUT_S)
         except TimeoutError:
             why = f"importing reward.function took longer than {_IMPORT_TIMEOUT_S:g} s"
-        except ProcessExpired as error:
+        except (ProcessExpired, BrokenProcessPool) as error:
             why = f"importing reward.function ended its process: {error}"
         if why:
             raise UsageError(why)
@@ -90,7 +92,7 @@ class RewardPool:
             try:
                 # The last one begins before `_SHARE_S` is over and has its whole limit.
                 found += await self._run(rest, timeout_s=_SHARE_S + self._limit_s)
-            except (TimeoutError, ProcessExpired) as error:
+            except (TimeoutError, ProcessExpired, BrokenProcessPool) as error:
                 log.warning("scored_one_by_one", scorings=len(rest), why=str(error))
                 found += await asyncio.gather(*map(self._score_one, rest))
         return found
@@ -102,16 +104,28 @@ class RewardPool:
             return RewardError(f"scoring took longer than {self._limit_s:g} s and was killed")
         except ProcessExpired as error:
             return RewardError(f"scoring ended its process: exit code {error.exitcode}")
+        except BrokenProcessPool:
+            return RewardError("the scoring processes end before they score")
         return score
 
     async def _run(
         self, scorings: Sequence[Scoring], *, timeout_s: float
     ) -> list[Score | RewardError]:
-        if not self._pool.active:  # pebble gives up when a process dies between two tasks
-            log.warning("scoring_pool_restarted")
-            self._pool = self._make_pool()
-        call = self._pool.schedule(
-            child.score_some, args=[self._spec, list(scorings), _SHARE_S], timeout=timeout_s
-        )
-        found = await asyncio.wrap_future(call)
+        found = await self._call(child.score_some, list(scorings), _SHARE_S, timeout_s=timeout_s)
         return [RewardError(each) if isinstance(each, str) else each for each in found]
+
+    async def _call(self, function: Callable[..., Any], *args: Any, timeout_s: float) -> Any:
+        """Call in a process. Pebble gives the pool up when one dies that it knows no call of."""
+        tries = 0
+        while True:
+            while not self._pool.active:
+                log.warning("scoring_pool_restarted")
+                broken, self._pool = self._pool, self._make_pool()
+                await asyncio.to_thread(broken.join)
+            call = self._pool.schedule(function, args=[self._spec, *args], timeout=timeout_s)
+            tries += 1
+            try:
+                return await asyncio.wrap_future(call)
+            except BrokenProcessPool:
+                if tries == _TRIES:
+                    raise
