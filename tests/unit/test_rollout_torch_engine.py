@@ -3,7 +3,9 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-from collections.abc import AsyncIterator
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -198,6 +200,27 @@ def logprobs_under(model: Any, asked: SampleRequest, response: list[int]) -> lis
     return chosen
 
 
+class Pauses:
+    """An engine's model waits before some of its steps, each time until something is so."""
+
+    def __init__(self, engine: TorchEngine, *steps: int, until: Callable[[], bool]) -> None:
+        self._engine, self._steps, self._until = engine, steps, until
+        self._step = 0
+        self._reached = threading.Semaphore(0)
+        engine._model.register_forward_pre_hook(lambda *_: self._before_step())
+
+    async def reached(self) -> None:
+        """Wait until it waits, once more."""
+        assert await asyncio.to_thread(self._reached.acquire, timeout=60)
+
+    def _before_step(self) -> None:
+        self._step += 1
+        if self._step in self._steps:
+            self._reached.release()
+            while not self._until() and not self._engine._closing:
+                time.sleep(0.001)
+
+
 async def test_newer_weights_take_over_between_two_tokens_and_each_token_has_its_own_logprob(
     tmp_path: Path,
 ) -> None:
@@ -205,10 +228,11 @@ async def test_newer_weights_take_over_between_two_tokens_and_each_token_has_its
     versions = [publish(tmp_path, model, version) for version, model in enumerate(models)]
     async with running(partial=True, max_batch_sequences=4) as engine:
         await engine.load(versions[0])
-        requests = [request(session, limit=1200 + session) for session in range(6)]
+        requests = [request(session, limit=300 + session) for session in range(6)]
+        pauses = Pauses(engine, 100, 200, until=lambda: engine._swap_waits)
         futures = engine.generate(requests)
         for newer in versions[1:]:
-            await until_grown(requests[0])
+            await pauses.reached()
             await engine.load(newer)
         samples = await asyncio.gather(*futures)
         status = engine.status()
@@ -232,13 +256,6 @@ async def test_newer_weights_take_over_between_two_tokens_and_each_token_has_its
     assert status.aborted_token_count == 0
 
 
-async def until_grown(asked: SampleRequest) -> None:
-    """Wait until there are further tokens of it."""
-    before = len(asked.response.token_ids)
-    while len(asked.response.token_ids) == before:  # noqa: ASYNC110 (a list has no event)
-        await asyncio.sleep(0.01)
-
-
 @pytest.mark.parametrize("temperature", [1e-6, 1.0])
 async def test_an_interrupted_sequence_is_the_uninterrupted_one_if_the_weights_are_the_same(
     temperature: float, tmp_path: Path
@@ -256,9 +273,9 @@ async def test_an_interrupted_sequence_is_the_uninterrupted_one_if_the_weights_a
     async with running(partial=True) as engine:
         await engine.load(publish(tmp_path, model, 0))
         whole = [each.response for each in await asyncio.gather(*engine.generate(requests()))]
-        asked = requests()
-        futures = engine.generate(asked)
-        await until_grown(asked[0])
+        pauses = Pauses(engine, 100, until=lambda: engine._swap_waits)
+        futures = engine.generate(requests())
+        await pauses.reached()
         await engine.load(publish(tmp_path, model, 1))
         samples = [each.response for each in await asyncio.gather(*futures)]
         # Another engine's prefix, as a lease brings it.
@@ -281,9 +298,9 @@ async def test_an_interrupted_sequence_is_the_uninterrupted_one_if_the_weights_a
 async def test_weights_that_are_refused_interrupt_nothing_for_good(tmp_path: Path) -> None:
     async with running(partial=True) as engine:
         await engine.load(publish(tmp_path, make_endless(0), 0))
-        asked = request(0, limit=300)
-        [future] = engine.generate([asked])
-        await until_grown(asked)
+        pauses = Pauses(engine, 100, until=lambda: engine._swap_waits)
+        [future] = engine.generate([request(0, limit=300)])
+        await pauses.reached()
         with pytest.raises(EngineError, match="do not fit"):
             await engine.load(publish(tmp_path, make_model(GPT2, 0), 1))
         sample = await future
@@ -292,11 +309,22 @@ async def test_weights_that_are_refused_interrupt_nothing_for_good(tmp_path: Pat
     assert len(sample.response.token_ids) == 300
 
 
-async def test_a_sequence_that_is_cancelled_in_the_middle_keeps_what_it_had(tmp_path: Path) -> None:
+async def until_grown(asked: SampleRequest) -> None:
+    """Wait until there are further tokens of it."""
+    before = len(asked.response.token_ids)
+    while len(asked.response.token_ids) == before:  # noqa: ASYNC110 (a list has no event)
+        await asyncio.sleep(0.01)
+
+
+async def test_a_sequence_that_is_cancelled_in_the_middle_keeps_what_it_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headrace.rollout.engines.torch_engine._FLUSH_S", 0)
     async with running(partial=True) as engine:
         await engine.load(publish(tmp_path, make_endless(0), 0))
         asked = [request(session, limit=400) for session in range(2)]
         futures = engine.generate(asked)
+        Pauses(engine, 100, until=futures[0].cancelled)
         await until_grown(asked[0])
         futures[0].cancel()
         await engine.load(publish(tmp_path, make_endless(1), 1))
