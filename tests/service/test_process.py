@@ -108,6 +108,8 @@ async def until_refused(address: str) -> None:
             _, writer = await asyncio.open_connection(host, int(port))
         except ConnectionRefusedError:
             return
+        except ConnectionResetError:  # it waited to be accepted when the address was closed
+            continue
         writer.close()
         await asyncio.gather(writer.wait_closed(), return_exceptions=True)
 
