@@ -89,9 +89,8 @@ class Guarded:
     security: Security
 
     async def status(self) -> pb.GetReplayStatusResponse:
-        async with open_channel(self.address, self.security) as channel:
-            stub = replay_pb2_grpc.ReplayBufferServiceStub(channel)
-            return await stub.GetReplayStatus(pb.GetReplayStatusRequest())
+        """Ask, and wait until its journal is loaded."""
+        return await ask_for_long(self.address, self.security)
 
     async def state(self) -> tuple[int, str]:
         """What no refused call may change."""
@@ -174,7 +173,7 @@ async def test_no_method_lets_in_who_has_no_business_here(guarded: Guarded) -> N
 async def test_a_tool_of_no_run_and_no_protocol_is_welcome_with_the_token(
     guarded: Guarded,
 ) -> None:
-    await guarded.status()  # which waits until the journal is loaded
+    await guarded.status()
     assert guarded.security.authority is not None
     credentials = grpc.ssl_channel_credentials(guarded.security.authority)
     extra = ((AUTHORIZATION, f"Bearer {guarded.security.token}"),)
@@ -230,6 +229,7 @@ async def test_a_synchronous_channel_carries_the_token_too(guarded: Guarded) -> 
             stub = replay_pb2_grpc.ReplayBufferServiceStub(channel)
             return stub.GetReplayStatus(pb.GetReplayStatusRequest()).position
 
+    await guarded.status()
     assert await asyncio.to_thread(position, guarded.security) >= 0
     with pytest.raises(grpc.RpcError) as failed:
         await asyncio.to_thread(position, replace(guarded.security, token="other"))
@@ -280,10 +280,11 @@ async def test_a_worker_that_is_refused_in_a_process_of_its_own_exits_with_2(
 
 async def ask(
     address: str, security: Security, waits: Waits, jitter: Callable[[], float] = float
-) -> None:
+) -> pb.GetReplayStatusResponse:
     async with open_channel(address, security) as channel:
+        stub: replay_pb2_grpc.ReplayBufferServiceAsyncStub
         stub = replay_pb2_grpc.ReplayBufferServiceStub(channel)
-        await persist(
+        return await persist(
             stub.GetReplayStatus,
             pb.GetReplayStatusRequest(),
             waits=waits,
@@ -293,8 +294,8 @@ async def ask(
         )
 
 
-async def ask_for_long(address: str, security: Security) -> None:
-    await asyncio.wait_for(ask(address, security, Waits(stall_after_s=60)), 60)
+async def ask_for_long(address: str, security: Security) -> pb.GetReplayStatusResponse:
+    return await asyncio.wait_for(ask(address, security, Waits(stall_after_s=60)), 60)
 
 
 async def test_a_caller_that_trusts_another_authority_is_told_once(
