@@ -100,12 +100,15 @@ def fetch(address: str) -> str:
 
 
 async def scrape(part: Part) -> dict[str, Metric]:
-    """Ask a process for its metrics; by name as queried."""
+    """Ask a process for its metrics, until its event loop answers; by name as queried."""
     announced = announce.read(part.announcement)
     assert announced is not None
-    text = await asyncio.to_thread(fetch, announced.metrics)
-    families = text_string_to_metric_families(text)
-    return {f"{f.name}_total" if f.type == "counter" else f.name: f for f in families}
+    while True:
+        text = await asyncio.to_thread(fetch, announced.metrics)
+        families = text_string_to_metric_families(text)
+        found = {f"{f.name}_total" if f.type == "counter" else f.name: f for f in families}
+        if value(found["headrace_loop_answered"]):
+            return found
 
 
 Scraped = dict[str, dict[str, Metric]]
