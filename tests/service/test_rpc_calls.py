@@ -183,7 +183,7 @@ async def test_a_lost_answer_is_asked_for_again(peers: Peers) -> None:
     store = Store("hang")
     _, address = await peers.start(store)
     assert await peers.ask(address, timeout_s=0.2)
-    assert store.call_count == 2
+    assert store.call_count >= 2, "and again, if the second takes as long"
 
 
 async def test_a_fenced_replay_buffer_is_asked_until_the_newer_one_answers(peers: Peers) -> None:
