@@ -256,21 +256,23 @@ async def test_a_journal_that_cannot_be_read_holds_up_nobody_but_who_looks(
     opened: OpenJournal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As while Redis is away."""
-    monkeypatch.setattr(history, "READ_S", 0.3)
     journal = Held(opened())
+    where = pb.LocatePromptRequest(uid="e0r0")
     async with replay_server(cast("Journal", journal), settings()) as replay:
         await replay.begin()
         await replay.feed()
         journal.readable.clear()
-        where = pb.LocatePromptRequest(uid="e0r0")
-        asking = [asyncio.ensure_future(replay.stub.LocatePrompt(where)) for _ in range(20)]
-        watching = asyncio.ensure_future(replay.stub.WatchEvents(pb.WatchEventsRequest()).read())
-        try:
-            async with asyncio.timeout(5):
+        with monkeypatch.context() as patch:
+            patch.setattr(history, "READ_S", 0.3)
+            asking = [asyncio.ensure_future(replay.stub.LocatePrompt(where)) for _ in range(20)]
+            watching = asyncio.ensure_future(
+                replay.stub.WatchEvents(pb.WatchEventsRequest()).read()
+            )
+            try:
                 assert len(await replay.lease()) == 12
-            failures = await asyncio.gather(*asking, watching, return_exceptions=True)
-        finally:
-            journal.readable.set()
+                failures = await asyncio.gather(*asking, watching, return_exceptions=True)
+            finally:
+                journal.readable.set()
         for failure in failures:
             assert isinstance(failure, grpc.aio.AioRpcError)
             assert failure.code() is grpc.StatusCode.UNAVAILABLE
