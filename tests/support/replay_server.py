@@ -83,7 +83,7 @@ class Replay(ReplayResumes):
                 weights_checksum="c",
                 wait_s=wait_s,
             ),
-            timeout=wait_s + 5,
+            timeout=wait_s + 30,
         )
         return list(answer.leases)
 
