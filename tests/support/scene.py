@@ -136,6 +136,23 @@ class Scene:
 
         await eventually(look)
 
+    async def catch(self, worker: str) -> None:
+        """Stop a worker amid its leases, with some groups finished and no batch of them.
+
+        Nothing changes then until it goes on. Training has to be under way, so that there is such
+        a moment again and again.
+        """
+
+        async def look() -> bool:
+            self.cluster.pause(worker)
+            counts = (await self.recorder.status()).counts
+            if counts.running >= self.rules.batch > counts.finished > 0:
+                return True
+            self.cluster.resume(worker)
+            return False
+
+        await eventually(look)
+
     async def settled(self, fed: int | None = None) -> replay_pb2.AuditResponse:
         """Wait until the run has ended and its last rows are in; give the last audit."""
         deadline = time.monotonic() + SETTLED_S

@@ -84,10 +84,12 @@ async def test_a_run_goes_on_after_one_kill(
     )
     async with scene(tmp_path, config, journal=journal, workers=1) as play:
         await play.recorder.run(steps=2)
-        await play.until(lambda now: now.counts.running > 0 and now.counts.finished > 0)
+        training = asyncio.create_task(play.recorder.run())
+        await play.catch("worker-0")
         async with play.away(victim):
             pass
-        await play.recorder.run()
+        play.cluster.resume("worker-0")
+        await training
         assert await play.findings(fed=32) == []
         regenerated = dict((await play.recorder.status()).regenerated)
         if victim == "worker-0":
@@ -109,16 +111,16 @@ async def test_a_worker_that_slept_past_its_leases_changes_nothing(
     async with scene(tmp_path, config, journal=journal) as play:
         await play.cluster.stop("worker-1")
         await play.recorder.run(steps=2)
-        await play.until(lambda status: status.counts.running >= 4)
-        play.cluster.pause("worker-0")
+        training = asyncio.create_task(play.recorder.run())
+        await play.catch("worker-0")
         play.cluster.start("worker-1")
-        await play.recorder.run(steps=3)  # with what was the sleeper's
+        await play.recorder.reached(play.recorder.step + 3)  # with what was the sleeper's
         before = play.cluster.log("worker-0").read_text()
         play.cluster.resume("worker-0")
         await eventually(
             lambda: "lease_lost" in play.cluster.log("worker-0").read_text()[len(before) :]
         )
-        await play.recorder.run()
+        await training
         assert await play.findings(fed=32) == []
 
 
