@@ -202,6 +202,7 @@ async def test_without_a_window_slow_loading_wastes_no_group(tmp_path: Path) -> 
         trainer={"total_training_steps": 5, "num_warmup_batches": 0},
         sampler={"max_off_policy_threshold": 1},
         rollout={"engine": {"load_latency_s": 0.5}},
+        ledger={"lease_s": 60.0},
     )
     async with scene(tmp_path, config) as play:
         await play.recorder.run()
