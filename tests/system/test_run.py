@@ -18,6 +18,8 @@ HOLDS = "holds: every prompt is accounted for"
 MODEL = {
     "options": {"n_layer": 1, "n_embd": 16, "n_head": 2, "n_positions": 16},
 }
+ENDLESS = 2000
+"""Steps of a run that is to be under way however long other commands take."""
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -104,7 +106,7 @@ def test_nothing_outlives_a_killed_launcher(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_stops_a_run_and_its_directory_is_nobody_elses_before(tmp_path: Path) -> None:
-    with launched(tmp_path, trained_config(tmp_path, steps=90)) as run:
+    with launched(tmp_path, trained_config(tmp_path, steps=ENDLESS, rows=4 * ENDLESS)) as run:
         run.until_all_announced(PROCESSES)
         second = headrace(tmp_path, "run", "config.yaml")
         assert_one_line(second.returncode, second.stderr, f"{run.run} is in use by another run")
@@ -119,7 +121,7 @@ def test_ctrl_c_stops_a_run_and_its_directory_is_nobody_elses_before(tmp_path: P
 
 def test_a_run_is_steered_by_an_address_and_what_it_leaves_is_told_apart(tmp_path: Path) -> None:
     workers = {"workers": 2, "engine": {"mean_latency_s": 0.2}}
-    config = trained_config(tmp_path, steps=90, rollout=workers)
+    config = trained_config(tmp_path, steps=ENDLESS, rows=4 * ENDLESS, rollout=workers)
     with launched(tmp_path, config) as run:
         run.until(lambda: run.steps >= 1)
         announced = json.loads((run.run / "endpoints" / "replay.json").read_text())
