@@ -60,7 +60,7 @@ def interrupt(run: Launched) -> str:
 
 
 def test_ctrl_c_and_the_same_command_go_on_until_it_is_finished(tmp_path: Path) -> None:
-    config = saved_config(tmp_path, steps=14)
+    config = saved_config(tmp_path, steps=24)
     with launched(tmp_path, config) as run:
         run.until(lambda: run.steps >= 3)
         output = interrupt(run)
@@ -72,20 +72,20 @@ def test_ctrl_c_and_the_same_command_go_on_until_it_is_finished(tmp_path: Path) 
         code, output = run.ended(END_S)
         assert code == 0, output
         assert run.left() == []
-    assert f"going on with {run.run}: step {step} of 14, checkpoint {step}" in output
+    assert f"going on with {run.run}: step {step} of 24, checkpoint {step}" in output
     assert f"resumed from step {step}:" in output
-    assert "14 of 14" in output
+    assert "24 of 24" in output
     assert HOLDS in output
-    assert "56 trained" in output
+    assert "96 trained" in output
     assert "Traceback" not in output
-    assert run.steps == 14, "each step's metrics are there once"
-    assert checkpoints(run)[-1] == 14
+    assert run.steps == 24, "each step's metrics are there once"
+    assert checkpoints(run)[-1] == 24
 
     before = (run.run / "config.yaml").stat().st_mtime_ns
     third = headrace(tmp_path, "run", "config.yaml")
     assert (third.returncode, third.stderr) == (0, "")
     [line] = third.stdout.splitlines()
-    assert line.startswith(f"{run.run} is finished: 14 of 14 steps")
+    assert line.startswith(f"{run.run} is finished: 24 of 24 steps")
     assert "run.name=NAME" in line
     assert (run.run / "config.yaml").stat().st_mtime_ns == before, "nothing was started"
 
@@ -150,7 +150,7 @@ def test_a_finished_run_goes_back_and_on_once_and_begins_again_once(tmp_path: Pa
 
 @pytest.mark.chaos
 def test_a_killed_trainer_goes_back_to_the_newest_checkpoint_and_on(tmp_path: Path) -> None:
-    with launched(tmp_path, saved_config(tmp_path, steps=16, save_freq=3)) as run:
+    with launched(tmp_path, saved_config(tmp_path, steps=24, save_freq=3)) as run:
         run.until(lambda: bool(checkpoints(run)) and run.steps >= 4)
         run.kill("trainer")
         run.until(lambda: "resumed from step" in run.output.read_text())
@@ -163,13 +163,13 @@ def test_a_killed_trainer_goes_back_to_the_newest_checkpoint_and_on(tmp_path: Pa
     assert output.count("trainer died (killed by SIGKILL); started again") == 2
     assert output.count("\nresumed from step") == 2
     assert HOLDS in output
-    assert "64 trained" in output
+    assert "96 trained" in output
     assert len(status(run)["lineages"]) == 3
 
 
 @pytest.mark.chaos
 def test_everything_is_killed_and_the_same_command_goes_on(tmp_path: Path) -> None:
-    config = saved_config(tmp_path, steps=10, save_freq=3)
+    config = saved_config(tmp_path, steps=20, save_freq=3)
     with launched(tmp_path, config) as run:
         run.until(lambda: bool(checkpoints(run)) and run.steps >= 5)
         run.process.kill()
@@ -180,7 +180,7 @@ def test_everything_is_killed_and_the_same_command_goes_on(tmp_path: Path) -> No
     with launched(tmp_path, config) as run:
         code, output = run.ended(END_S)
         assert code == 0, output
-    assert "40 trained" in output
+    assert "80 trained" in output
     assert HOLDS in output
 
 
