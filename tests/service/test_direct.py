@@ -98,8 +98,14 @@ class Place:
         await self.world.start(downloads=downloads, direct=direct, engine_type=Receiving)
 
     async def follows(self, version: int, *, listed: bool = True) -> None:
+        """Have the worker take a version; what has sent it may say so a little later."""
         await self.publish(version, listed=listed)
-        await eventually(lambda: self.version == version)
+        await eventually(lambda: self.version == version and not self.is_sending)
+
+    @property
+    def is_sending(self) -> bool:
+        acts = (group._act for group in self.groups)
+        return any(act is not None and not act.done() for act in acts)
 
     @property
     def version(self) -> int:
