@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import grpc
 from part_process import Part, started
 from ports import free_port
 
@@ -65,6 +67,19 @@ def config_of(directory: Path, **sections: Any) -> Config:
     for name, section in sections.items():
         values[name] = {**values.get(name, {}), **section}
     return Config.model_validate(values)
+
+
+async def asked(method: Any, request: object, *, timeout_s: float = CALL_S) -> Any:
+    """Ask until there is an answer, as processes do: who is asked may be starting still."""
+    ends = time.monotonic() + timeout_s
+    while True:
+        left_s = max(0.0, ends - time.monotonic())
+        try:
+            return await method(request, wait_for_ready=True, timeout=left_s)
+        except grpc.aio.AioRpcError as failed:
+            if failed.code() is not grpc.StatusCode.UNAVAILABLE:
+                raise
+        await asyncio.sleep(0.05)
 
 
 @dataclass
@@ -121,10 +136,11 @@ class Coordinated:
         await self.store_known(after=before)
 
     async def store_known(self, *, after: str) -> None:
-        """Wait until another store than one has told the ledger who it is."""
+        """Wait until another store than one has told the ledger who it is, and takes rows."""
         async with asyncio.timeout(CALL_S):
             while True:
-                if (await self.status()).store_incarnation not in ("", after):
+                known = (await self.status()).store_incarnation
+                if known not in ("", after) and (await self.store_status()).store_incarnation:
                     return
                 await asyncio.sleep(0.05)
 
@@ -146,11 +162,8 @@ class Coordinated:
     # -- feeder
 
     async def open_feed(self) -> None:
-        await self.replay.OpenFeed(
-            replay_pb2.OpenFeedRequest(row_count=1000, fingerprint=FINGERPRINT),
-            wait_for_ready=True,
-            timeout=CALL_S,
-        )
+        request = replay_pb2.OpenFeedRequest(row_count=1000, fingerprint=FINGERPRINT)
+        await asked(self.replay.OpenFeed, request)
 
     async def feed(self) -> int:
         wanted = await self.replay.AwaitDemand(replay_pb2.AwaitDemandRequest())
@@ -209,11 +222,8 @@ class Coordinated:
 
     async def register(self) -> None:
         self.trainer_count += 1
-        answer = await self.replay.RegisterTrainer(
-            replay_pb2.RegisterTrainerRequest(trainer_id=f"t{self.trainer_count}"),
-            wait_for_ready=True,
-            timeout=CALL_S,
-        )
+        request = replay_pb2.RegisterTrainerRequest(trainer_id=f"t{self.trainer_count}")
+        answer = await asked(self.replay.RegisterTrainer, request)
         self.incarnation, self.lineage = answer.incarnation, answer.lineage
 
     async def ask_to_resume(
@@ -223,13 +233,13 @@ class Coordinated:
         wait_s: float = 30,
         facts: Mapping[str, str] = FACTS,
     ) -> pb.ResumeResponse:
-        return await self.coordinator.Resume(
-            pb.ResumeRequest(
-                incarnation=self.incarnation, facts=facts, until_phase=until, wait_s=wait_s
-            ),
-            wait_for_ready=True,
-            timeout=wait_s + CALL_S,
+        request = pb.ResumeRequest(
+            incarnation=self.incarnation, facts=facts, until_phase=until, wait_s=wait_s
         )
+        answer: pb.ResumeResponse = await asked(
+            self.coordinator.Resume, request, timeout_s=wait_s + CALL_S
+        )
+        return answer
 
     async def resume(self) -> pb.ResumeResponse:
         """Go on as a trainer does, with a worker and a feeder beside; give the last answer."""
@@ -307,11 +317,11 @@ class Coordinated:
                 return list(answer.groups)
 
     async def begin_snapshot(self, *, timeout_s: float = CALL_S) -> pb.BeginSnapshotResponse:
-        return await self.coordinator.BeginSnapshot(
-            pb.BeginSnapshotRequest(incarnation=self.incarnation, step=self.step, facts=FACTS),
-            wait_for_ready=True,
-            timeout=timeout_s,
+        request = pb.BeginSnapshotRequest(incarnation=self.incarnation, step=self.step, facts=FACTS)
+        answer: pb.BeginSnapshotResponse = await asked(
+            self.coordinator.BeginSnapshot, request, timeout_s=timeout_s
         )
+        return answer
 
     async def report_part(self, snapshot_id: str) -> None:
         source = self.directory / "state_of_trainer"
@@ -354,9 +364,11 @@ class Coordinated:
         return count
 
     async def status(self) -> replay_pb2.GetReplayStatusResponse:
-        return await self.replay.GetReplayStatus(
-            replay_pb2.GetReplayStatusRequest(), wait_for_ready=True, timeout=CALL_S
+        request = replay_pb2.GetReplayStatusRequest()
+        answer: replay_pb2.GetReplayStatusResponse = await asked(
+            self.replay.GetReplayStatus, request
         )
+        return answer
 
     async def store_status(self) -> store_pb2.GetStoreStatusResponse:
         return await self.store.GetStoreStatus(
