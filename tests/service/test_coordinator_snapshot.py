@@ -76,8 +76,7 @@ async def test_every_call_may_be_repeated(run: Coordinated) -> None:
         await run.report_part("another")
     assert isinstance(refusal(failed), SnapshotLostError)
 
-    for _ in range(2):
-        await run.report_part(first.snapshot_id)
+    await run.report_part(first.snapshot_id, times=2)
     assert (await run.begin_snapshot()).complete, "one that has the trainer's part is waited for"
     answers = [await run.commit(first.snapshot_id) for _ in range(2)]
     assert answers[0] == answers[1]
@@ -95,6 +94,7 @@ async def test_a_caller_whose_deadline_is_too_short_joins_what_it_has_begun(
         with pytest.raises(grpc.aio.AioRpcError) as failed:
             await run.begin_snapshot(timeout_s=1)
         assert failed.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+    await run.stopped_itself("checkpoint")
     run.parts["checkpoint"].process.send_signal(signal.SIGCONT)
 
     begun = await run.begin_snapshot()

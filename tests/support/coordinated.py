@@ -323,7 +323,8 @@ class Coordinated:
         )
         return answer
 
-    async def report_part(self, snapshot_id: str) -> None:
+    async def report_part(self, snapshot_id: str, *, times: int = 1) -> None:
+        """Write the trainer's part once, and say so."""
         source = self.directory / "state_of_trainer"
         source.mkdir(exist_ok=True)
         (source / "state").write_text(str(self.step))
@@ -334,7 +335,8 @@ class Coordinated:
             report.part.CopyFrom(part)
         except OSError as error:  # the directory may be removed meanwhile
             report.error = str(error)
-        await self.coordinator.ReportPart(report, timeout=CALL_S)
+        for _ in range(times):
+            await self.coordinator.ReportPart(report, timeout=CALL_S)
 
     async def commit(self, snapshot_id: str) -> pb.CommitSnapshotResponse:
         request = pb.CommitSnapshotRequest(snapshot_id=snapshot_id, wait_s=50)
