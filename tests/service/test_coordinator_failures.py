@@ -113,6 +113,8 @@ async def test_what_others_still_write_for_a_snapshot_that_has_failed_is_removed
     begun = await run.begin_snapshot()
     store = run.parts["store"].process.pid
     await stopped(store)
+    ledger = run.directory / "storage" / "global_step_2" / "ledger.pb"
+    await until(ledger.exists)
     await reported(run, begun.snapshot_id, DISK_FULL)
 
     async with asyncio.timeout(10):
@@ -162,6 +164,7 @@ async def test_a_damaged_checkpoint_is_not_taken_for_the_rest_of_a_snapshot(
     run: Coordinated,
 ) -> None:
     await run.save()
+    assert (await run.begin_snapshot()).complete  # nothing is to be removed any more
     (run.directory / "storage" / "global_step_2" / "manifest.json").unlink()
     await run.restart("checkpoint")
     await run.coordinator_status()
