@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -149,15 +150,18 @@ async def test_the_levers_move_the_run(tmp_path: Path) -> None:
 async def test_events_come_in_order_and_end_with_the_time(tmp_path: Path) -> None:
     async with run_behind(tmp_path) as (replay, run):
         await train_a_step(replay)
-        past = await asked(lambda: list(run.watch(after=0, for_s=0.5)))
-        new = await asked(lambda: run.watch(for_s=5))
+        count = replay.buffer.ledger.position
+        past = await asked(lambda: list(islice(run.watch(after=0), count)))
+        nothing = await asked(lambda: list(run.watch(for_s=0.2)))
+        new = await asked(lambda: run.watch(for_s=60))
         await replay.lease(1)
         event = await asked(lambda: next(new))
 
-    assert [event.position for event in past] == list(range(1, len(past) + 1))
+    assert [event.position for event in past] == list(range(1, count + 1))
+    assert nothing == []
     assert past[0].name == "run_opened"
     assert "step_committed" in {event.name for event in past}
-    assert (event.name, event.position) == ("prompts_leased", len(past) + 1)
+    assert (event.name, event.position) == ("prompts_leased", count + 1)
     assert event.uids == ("e0r4",)
     assert str(event).split()[2] == "prompts_leased"
 
