@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -156,10 +155,10 @@ async def test_rows_of_ones_own_are_in_the_run_once(tmp_path: Path) -> None:
     assert set(mine.state) == {"pending"}
 
 
-def connect_when_there(address: str) -> Run:
+def connect_when_there(address: str, **credentials: Any) -> Run:
     while True:
         try:
-            return connect(address, patience_s=60)
+            return connect(address, patience_s=60, **credentials)
         except AwayError:
             continue  # each try takes a while by itself
 
@@ -175,8 +174,7 @@ async def test_a_protected_run_wants_its_token_and_its_authority(tmp_path: Path)
     place = Place(tmp_path, security={"token_file": str(made.token), "tls": tls})
     token = made.token.read_text().strip()
     async with place.serving("replay"):
-        await asked(lambda: listening(place.replay))
-        right = await asked(lambda: connect(place.replay, token=token, ca=made.ca))
+        right = await asked(lambda: connect_when_there(place.replay, token=token, ca=made.ca))
         by_file = await asked(lambda: connect(place.replay, token=made.token, ca=str(made.ca)))
         with pytest.raises(TokenRefusedError):
             await asked(lambda: connect(place.replay, token="wrong", ca=made.ca))
@@ -195,13 +193,3 @@ async def test_a_protected_run_wants_its_token_and_its_authority(tmp_path: Path)
 
     assert right is not by_file
     assert paused.paused
-
-
-def listening(address: str) -> None:
-    host, _, port = address.partition(":")
-    while True:
-        try:
-            socket.create_connection((host, int(port)), timeout=60).close()
-        except OSError:
-            continue
-        return
