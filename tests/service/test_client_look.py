@@ -37,7 +37,7 @@ from headrace.trainer.service import TrainerService
 from headrace.trainer.weights_server import WeightsServer
 from headrace.trajectory.client import put_trajectories
 from headrace.trajectory.key import TrajectoryKey
-from headrace.v1 import prompt_pb2, replay_pb2_grpc, status_pb2, store_pb2_grpc
+from headrace.v1 import prompt_pb2, replay_pb2_grpc, status_pb2, store_pb2, store_pb2_grpc
 from headrace.v1 import replay_pb2 as pb
 from headrace.v1.trajectory_pb2 import FINISH_REASON_STOP, Trajectory, WeightSpan
 
@@ -285,9 +285,9 @@ async def test_trajectories_are_text_where_the_run_directory_is_and_token_ids_el
             open_channel(address) as to_replay,
             open_channel(await it.address()) as to_store,
         ):
-            stub = replay_pb2_grpc.ReplayBufferServiceStub(to_replay)
-            await wait_for_store(stub)
-            await generate(stub, store_pb2_grpc.TrajectoryStoreServiceStub(to_store), 6)
+            store = store_pb2_grpc.TrajectoryStoreServiceStub(to_store)
+            await until_open(store)
+            await generate(replay_pb2_grpc.ReplayBufferServiceStub(to_replay), store, 6)
 
             run = await asked(lambda: connect(address))
             ids = await asked(run.trajectories)
@@ -311,11 +311,12 @@ async def test_trajectories_are_text_where_the_run_directory_is_and_token_ids_el
     assert (len(few), len(none)) == (2, 0)
 
 
-async def wait_for_store(stub: Any) -> None:
+async def until_open(store: Any) -> None:
+    """Wait until a store takes rows; the replay buffer knows of it by then."""
     async with asyncio.timeout(60):
         while True:
-            status = await stub.GetReplayStatus(pb.GetReplayStatusRequest())
-            if "store" in status.addresses:
+            status = await store.GetStoreStatus(store_pb2.GetStoreStatusRequest())
+            if status.store_incarnation:
                 return
             await asyncio.sleep(0.05)
 
