@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from ports import free_port
 from reward_bench import bench, rewards_of
 from reward_http import Judge, Reply, judging
 from worker_scene import World, eventually, made_world
@@ -93,7 +94,8 @@ async def test_what_was_given_up_meanwhile_is_not_sent_again(judge: Judge) -> No
 
 async def test_calls_that_hang_open_the_circuit(judge: Judge) -> None:
     judge.replies += [Reply(hangs=True)] * 2
-    async with bench(judge.url, timeout_s=0.2, http={"open_after": 2}) as made:
+    async with bench(judge.url, http={"open_after": 2}) as made:
+        judge.hung = made.clock.run_out
         for _ in range(2):
             [error] = await made.score("x")
             assert isinstance(error, RewardError)
@@ -102,10 +104,10 @@ async def test_calls_that_hang_open_the_circuit(judge: Judge) -> None:
     assert made.waits.waited_s == {"reward service": pytest.approx(1.0 - GATHER_S)}
 
 
-async def test_a_service_that_is_not_there_yet_is_waited_for(judge: Judge) -> None:
-    async with judging() as gone:
-        port = int(gone.url.split(":")[2].split("/")[0])
-    async with bench(gone.url, http={"max_tries": 100_000}) as made:
+async def test_a_service_that_is_not_there_yet_is_waited_for() -> None:
+    port = free_port()
+    url = f"http://127.0.0.1:{port}/score"
+    async with bench(url, http={"max_tries": 100_000}) as made:
         score = made.score("x")
         await eventually(made.waits.snapshot)
         wait = made.wait

@@ -18,10 +18,11 @@ from headrace.cli.credentials import make_credentials
 from headrace.config.rollout import RewardConfig
 from headrace.errors import UsageError
 from headrace.rollout.rewards.base import RewardError
-from headrace.rollout.rewards.functions import Score
-from headrace.rollout.rewards.make import check_rewards
+from headrace.rollout.rewards.functions import Score, Scoring
+from headrace.rollout.rewards.make import check_rewards, make_rewards
 from headrace.rollout.rewards.remote import GATHER_S
 from headrace.rollout.rewards.retry_after import LONGEST_S, retry_after_s
+from headrace.rpc.waits import Waits
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "reward_server.py"
 
@@ -127,9 +128,21 @@ async def test_tries_are_bounded_and_the_last_failure_is_told(judge: Judge) -> N
 async def test_a_call_that_hangs_is_an_error_once_its_time_is_over(judge: Judge) -> None:
     judge.replies.append(Reply(hangs=True))
     async with bench(judge.url, timeout_s=0.2) as made:
+        judge.hung = made.clock.run_out
         [error] = await made.score("x")
         assert str(error) == f"{judge.url} did not answer within 0.2 s"
         assert rewards_of(await made.score("x")) == [1.0]
+
+
+async def test_the_time_of_a_call_passes_by_itself(judge: Judge) -> None:
+    judge.reply = lambda items: Reply(hangs=True)
+    config = RewardConfig(kind="http", url=judge.url, timeout_s=0.2)
+    rewards = make_rewards(config, Waits(stall_after_s=60))
+    await rewards.start()
+    [error] = await rewards.score([Scoring("p", "x", "a", "{}", "stop", "src")])
+    await rewards.close()
+
+    assert str(error) == f"{judge.url} did not answer within 0.2 s"
 
 
 @pytest.mark.parametrize(
@@ -163,7 +176,8 @@ async def test_only_the_guilty_group_of_a_shared_call_fails(judge: Judge, guilty
         guilty if any(item["response"] == "bad" for item in items) else Reply()
     )
     judge.gate.clear()
-    async with bench(judge.url, timeout_s=0.5, http={"max_calls": 1}) as made:
+    async with bench(judge.url, http={"max_calls": 1}) as made:
+        judge.hung = made.clock.run_out
         first = made.score("a")
         await judge.called.wait()
         groups = [made.score("b", "bb"), made.score("c", "bad"), made.score("d")]

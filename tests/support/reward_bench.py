@@ -15,11 +15,12 @@ from headrace.rpc.waits import Waits
 
 
 class Clock:
-    """Time that passes by sleeping only."""
+    """Time that passes by sleeping only; what has a limit ends when `run_out` is called."""
 
     def __init__(self) -> None:
         self.time = 100.0
         self.slept: list[float] = []
+        self._limits: list[asyncio.Timeout] = []
 
     def now(self) -> float:
         return self.time
@@ -28,6 +29,19 @@ class Clock:
         self.slept.append(round(seconds, 6))
         self.time += seconds
         await asyncio.sleep(0)
+
+    @asynccontextmanager
+    async def limit(self, seconds: float) -> AsyncIterator[None]:
+        async with asyncio.timeout(None) as limit:
+            self._limits.append(limit)
+            try:
+                yield
+            finally:
+                self._limits.remove(limit)
+
+    def run_out(self) -> None:
+        for limit in self._limits:
+            limit.reschedule(0)
 
 
 class Bench:
@@ -42,6 +56,7 @@ class Bench:
             now=clock.now,
             wall=lambda: 1_000_000_000.0,
             sleep=clock.sleep,
+            limit=clock.limit,
             jitter=lambda: 1.0,
         )
 

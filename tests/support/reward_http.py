@@ -37,6 +37,8 @@ class Judge:
         """Calls are answered while it is set."""
         self.gate.set()
         self.called = asyncio.Event()
+        self.hung: Callable[[], None] = lambda: None
+        """Told of each call that is not going to be answered."""
         self.at_once = 0
         """Calls under way."""
         self.most_at_once = 0
@@ -83,6 +85,7 @@ class Judge:
             await self.gate.wait()
             reply = self.replies.popleft() if self.replies else self.reply(items)
             if reply.hangs:
+                self.hung()
                 await asyncio.Event().wait()
             if reply.hangs_up:
                 return False

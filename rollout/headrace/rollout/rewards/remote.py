@@ -12,6 +12,7 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from typing import Final
 from urllib.parse import urlsplit
@@ -80,6 +81,7 @@ class HttpRewards:
         now: Seconds of a monotonic clock.
         wall: Seconds since 1970, for what a service says with a date.
         sleep: How time passes.
+        limit: Ends what takes longer than so many seconds by a TimeoutError.
         jitter: Uniform in [0, 1).
 
     """
@@ -92,6 +94,7 @@ class HttpRewards:
         now: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        limit: Callable[[float], AbstractAsyncContextManager[object]] = asyncio.timeout,
         jitter: Callable[[], float] = random.random,
     ) -> None:
         assert config.url is not None, "checked with the configuration"
@@ -103,6 +106,7 @@ class HttpRewards:
         """Without what should not be in a log."""
         self._wall = wall
         self._sleep = sleep
+        self._limit = limit
         self._jitter = jitter
         self._circuit = Circuit(
             "reward service",
@@ -221,7 +225,7 @@ class HttpRewards:
         headers = {"Content-Type": "application/json", **await self._authorization()}
         limit_s = self._config.timeout_s
         try:
-            async with asyncio.timeout(limit_s):
+            async with self._limit(limit_s):
                 answer = await self._client.post(
                     self._url, content=encode(scorings), headers=headers
                 )
