@@ -11,6 +11,7 @@ from contextlib import AbstractAsyncContextManager
 import pytest
 from feed_ledger import SURPLUS, TOO_LONG, USABLE, FeedLedger, serving
 from feed_life import Feeding, living, packer
+from ports import free_port
 
 from headrace.errors import UsageError
 from headrace.feeder.order import Order
@@ -201,18 +202,15 @@ async def test_a_large_demand_is_met_in_calls_of_bounded_count_and_size() -> Non
 
 
 async def test_the_feed_waits_by_name_for_a_replay_buffer_that_is_away() -> None:
-    ledger = FeedLedger(100)
-    async with serving(ledger) as address:
-        pass
-    async with feeding(address, Rows(100), chunk=4) as life:
+    ledger, port = FeedLedger(100), free_port()
+    async with feeding(f"127.0.0.1:{port}", Rows(100), chunk=4) as life:
         await life.waits_for("the feed to be opened")
-        async with serving(ledger, int(address.rpartition(":")[2])):
-            await ledger.want(2)
-            await ledger.satisfied()
-        await life.waits_for("demand")
-        async with serving(ledger, int(address.rpartition(":")[2])):
-            await ledger.want(2)
-            await ledger.satisfied()
+        for _ in range(2):
+            async with serving(ledger, port):
+                await ledger.want(2)
+                await ledger.satisfied()
+                await life.waits_for("demand")
+            await life.waits_for("replay buffer to answer")
 
     assert ledger.uids == named(range(4), 100)
 
