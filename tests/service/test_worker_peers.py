@@ -247,11 +247,11 @@ async def test_what_the_worker_waits_for_has_a_name(world: World) -> None:
 
 async def test_waiting_for_the_engine_begins_anew_with_each_group_that_ends(world: World) -> None:
     gates = [Gate(), Gate()]
-    turn = iter(gates)
+    turn = iter(gates)  # one for each session's first pause
 
     async def sleep(seconds: float) -> None:
-        if seconds > 0:
-            await next(turn).sleep(seconds)
+        if seconds > 0 and (gate := next(turn, None)) is not None:
+            await gate.sleep(seconds)
 
     def enginewaits_of() -> list[Any]:
         return [wait for wait in world.waits.snapshot() if wait.name == "engine"]
