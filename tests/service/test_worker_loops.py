@@ -256,7 +256,10 @@ async def test_after_a_failure_the_worker_holds_back_and_says_so(world: World) -
     await world.publish(0)
     world.ledger.feed("e0r0")
     await world.start(
-        ScriptedConfig(kind="scripted", mean_latency_s=0, failure_rate=1), pauses=pauses
+        ScriptedConfig(kind="scripted", mean_latency_s=0, failure_rate=1),
+        pauses=pauses,
+        now=lambda: 0.0,
+        lease_wait_s=30,
     )
 
     await world.ledger.until(lambda: world.ledger.ended_leases)
@@ -269,6 +272,8 @@ async def test_after_a_failure_the_worker_holds_back_and_says_so(world: World) -
     assert len(world.ledger.ended_leases) == 1
     gate.open.set()
     await world.ledger.until(lambda: len(world.ledger.ended_leases) >= 2)
+    world.ledger.ended = True  # ends the call that waits
+    await world.ledger.notify()
 
 
 async def test_work_on_a_lost_lease_is_dropped(world: World) -> None:

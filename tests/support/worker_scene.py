@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -100,6 +101,7 @@ class World:
         lease_wait_s: float = 0.2,
         idle_after_s: float | None = None,
         pauses: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        now: Callable[[], float] = time.monotonic,
         downloads: Downloads | None = None,
         direct: Callable[[Any], DirectWay] | None = None,
         engine_type: type[ScriptedEngine] = ScriptedEngine,
@@ -132,7 +134,7 @@ class World:
             engine=scripted, rewards=rewards, decode=decode,
             replay_stub=replay_pb2_grpc.ReplayBufferServiceStub(replay),
             store_stub=store_pb2_grpc.TrajectoryStoreServiceStub(store), downloads=downloads,
-            direct=direct(scripted) if direct is not None else None, waits=self.waits, stopping=self.stopping, sleep=pauses, jitter=lambda: 0.0,
+            direct=direct(scripted) if direct is not None else None, waits=self.waits, stopping=self.stopping, now=now, sleep=pauses, jitter=lambda: 0.0,
         )  # fmt: skip
         self.running = asyncio.create_task(self.worker.run())
 
