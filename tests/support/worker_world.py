@@ -217,6 +217,9 @@ class TinyStore(store_pb2_grpc.TrajectoryStoreServiceServicer):
         self.incarnation = "s1"
         self.rows: dict[str, bytes] = {}
         self.put_count = 0
+        self.answers = asyncio.Event()
+        """Whether puts are answered, or wait."""
+        self.answers.set()
 
     @property
     def trajectories(self) -> dict[str, Trajectory]:
@@ -240,6 +243,7 @@ class TinyStore(store_pb2_grpc.TrajectoryStoreServiceServicer):
                         raise KeyExistsError(f"{value.key} is there with other bytes")
                     confirmed += 1
         joiner.finish()
+        await self.answers.wait()
         return store_pb2.PutTrajectoriesResponse(
             store_incarnation=self.incarnation, confirmed_count=confirmed
         )
