@@ -162,7 +162,7 @@ async def test_a_worker_that_goes_home_hands_back_what_it_has_not_done(world: Wo
 
 async def test_leases_granted_while_the_worker_goes_home_are_handed_back(world: World) -> None:
     await world.publish(0)
-    await world.start()
+    await world.start(lease_wait_s=30)
     await world.ledger.until(lambda: world.ledger.requests("LeasePrompts"))
 
     world.stopping.set()
