@@ -63,6 +63,7 @@ async def test_an_engine_without_usable_weights_gives_its_groups_back_and_waits_
     await world.publish(1)
     # Those it had; and any that a call was granted that was under way.
     await eventually(lambda: len(world.ledger.ended_leases) >= 2)
+    await eventually(lambda: not world.worker._leases._calls and not world.ledger.leased)
     await eventually(lambda: len(world.ledger.requests("AwaitWeights")) > 4)
     waits = {wait.name: wait for wait in world.waits.snapshot()}
     current = world.worker.weights.current
