@@ -158,8 +158,9 @@ async def test_newer_weights_take_over_and_the_record_says_which(world: World) -
 
 
 async def test_a_worker_that_goes_home_reports_its_last_tokens_and_they_are_not_wasted(
-    world: World,
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("headrace.rollout.renewals.LAST_REPORT_S", 20.0)
     clock = Clock()
     await world.publish(0)
     world.ledger.feed("e0r0")
