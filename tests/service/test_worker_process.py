@@ -110,14 +110,16 @@ async def test_a_worker_that_is_told_to_stop_hands_back_and_ends_with_code_0(
 
 async def test_a_drained_worker_says_how_it_is_until_it_goes(place: Place) -> None:
     place.ledger.feed("e0r0")
+    place.ledger.held["EndLeases"] = asyncio.Event()
     async with started("rollout", place.config(LATE), place.directory, "worker-0") as part:
         await place.ledger.until(lambda: place.ledger.leased, timeout_s=60)
         async with open_channel(await part.address()) as channel:
             stub = rollout_pb2_grpc.RolloutWorkerServiceStub(channel)
-            status = await stub.GetWorkerStatus(rollout_pb2.GetWorkerStatusRequest())
+            status = await at_work(stub)
             first = await stub.Drain(rollout_pb2.DrainRequest())
             second = await stub.Drain(rollout_pb2.DrainRequest())
             going = await stub.GetWorkerStatus(rollout_pb2.GetWorkerStatusRequest())
+            place.ledger.held["EndLeases"].set()
         assert await part.exit_code() == 0
 
     assert status.process.process == "worker-0"
@@ -129,6 +131,18 @@ async def test_a_drained_worker_says_how_it_is_until_it_goes(place: Place) -> No
     assert second.groups_in_flight in (0, 1)
     assert going.draining
     assert [ended.end for ended in place.ledger.ended_leases] == [pb.LEASE_END_RETURNED]
+
+
+async def at_work(worker: Any) -> rollout_pb2.GetWorkerStatusResponse:
+    """Ask a worker how it is until it has got what it was leased."""
+    async with asyncio.timeout(60):
+        while True:
+            status: rollout_pb2.GetWorkerStatusResponse = await worker.GetWorkerStatus(
+                rollout_pb2.GetWorkerStatusRequest()
+            )
+            if any(wait.name == "engine" for wait in status.process.waits):
+                return status
+            await asyncio.sleep(0.02)
 
 
 async def test_each_life_of_a_worker_has_a_name_of_its_own(place: Place) -> None:

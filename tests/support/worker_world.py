@@ -54,6 +54,8 @@ class TinyLedger(replay_pb2_grpc.ReplayBufferServiceServicer):
         self.oldest_version = 0
         self.ended = False
         self.refuse: Callable[[str], None] = lambda method: None
+        self.held: dict[str, asyncio.Event] = {}
+        """What calls of a method wait for, before they are answered."""
         self.calls: list[tuple[str, Any]] = []
         self.changed = asyncio.Condition()
 
@@ -88,6 +90,8 @@ class TinyLedger(replay_pb2_grpc.ReplayBufferServiceServicer):
     async def _note(self, method: str, request: Any) -> None:
         self.calls.append((method, request))
         await self.notify()
+        if method in self.held:
+            await self.held[method].wait()
         self.refuse(method)
 
     async def AwaitWeights(self, request: pb.AwaitWeightsRequest, context: Any) -> Any:
