@@ -339,7 +339,8 @@ async def test_what_is_cancelled_when_the_last_server_goes_is_cancelled(
     server: VllmServer, tmp_path: Path
 ) -> None:
     server.plan = Plan(hold_after=4)
-    async with running([server], publish(tmp_path, 0), max_requests_in_flight=1) as engine:
+    settings: Any = {"max_requests_in_flight": 1, "look_every_s": 10_000}
+    async with running([server], publish(tmp_path, 0), **settings) as engine:
         first, waiting = engine.generate([request(session=session) for session in range(2)])
 
         def hand_back() -> None:

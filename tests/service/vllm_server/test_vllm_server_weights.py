@@ -195,7 +195,7 @@ async def test_if_no_server_can_have_the_weights_each_is_named(
     pair: list[VllmServer], tmp_path: Path
 ) -> None:
     lost: list[str] = []
-    async with running(pair, publish(tmp_path, 0)) as engine:
+    async with running(pair, publish(tmp_path, 0), look_every_s=10_000) as engine:
         engine.when_lost(lambda: lost.append("lost"))
         await pair[0].kill()
         pair[1].replies["/update_weights"] = Reply(500, {"error": "no memory"})

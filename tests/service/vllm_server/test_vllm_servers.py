@@ -160,7 +160,8 @@ async def test_an_answer_that_is_not_whole_is_an_error_and_never_a_short_respons
     spoil: Any, said: str, server: VllmServer, tmp_path: Path
 ) -> None:
     server.plan = Plan(spoil=spoil)
-    async with running([server], publish(tmp_path, 0), stream_interval=5) as engine:
+    settings = {"stream_interval": 5, "look_every_s": 10_000}
+    async with running([server], publish(tmp_path, 0), **settings) as engine:
         asked = request()
         error = await failure(engine, asked)
 
