@@ -305,7 +305,7 @@ async def test_a_server_that_is_not_there_at_the_start_is_waited_for(tmp_path: P
 async def test_a_worker_that_died_in_an_update_leaves_its_turn_to_the_next(
     server: VllmServer, tmp_path: Path
 ) -> None:
-    async with running([server], publish(tmp_path, 0), update_timeout_s=0.5) as engine:
+    async with running([server], publish(tmp_path, 0)) as engine:
         server._headrace_take_turn("dead", "0.3")
         server.life.updating, server.life.loaded, server.life.mode = True, "", "keep"
 
