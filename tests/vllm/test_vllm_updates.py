@@ -19,14 +19,15 @@ async def test_sequences_are_finished_by_the_weights_they_began_with_and_later_o
 ) -> None:
     waits = Waits(stall_after_s=600)
     models = [make_model(NAME, seed, endless=True) for seed in range(2)]
+    first, second = (probed.publish(tmp_path, model, seed) for seed, model in enumerate(models))
     prompt = [5, 6, 7, 8] * 12
     async with running(waits=waits) as engine:
-        await engine.load(probed.publish(tmp_path, models[0], 0))
+        await engine.load(first)
         early = [request(session, limit=450, prompt=prompt) for session in range(8)]
         generating = engine.generate(early)
         await grown(early, 20)
 
-        loading = asyncio.create_task(engine.load(probed.publish(tmp_path, models[1], 1)))
+        loading = asyncio.create_task(engine.load(second))
         async with asyncio.timeout(60):
             while engine.status().room:  # noqa: ASYNC110
                 await asyncio.sleep(0.005)
@@ -59,19 +60,20 @@ async def test_sequences_go_on_with_new_weights_and_each_token_is_of_those_that_
     tmp_path: Path,
 ) -> None:
     models = [make_model(NAME, seed, endless=True) for seed in range(4)]
+    weights = [probed.publish(tmp_path, model, seed) for seed, model in enumerate(models)]
     async with running(partial=True) as engine:
-        await engine.load(probed.publish(tmp_path, models[0], 0))
+        await engine.load(weights[0])
         requests = [request(session, limit=500) for session in range(8)]
         futures = engine.generate(requests)
         for version in (1, 2):
             await grown(requests, 30 * version)
-            await engine.load(probed.publish(tmp_path, models[version], version))
+            await engine.load(weights[version])
         await grown(requests, 90)
         futures[7].cancel()
         await asyncio.wait(futures[7:])
         cut = requests[7]
         # What was cancelled goes on as another request, behind what there is of it.
-        await engine.load(probed.publish(tmp_path, models[3], 3))
+        await engine.load(weights[3])
         rest = request(7, limit=500, response=cut.response)
         count = len(cut.response.token_ids)
         await sampled(engine, [rest])
