@@ -24,6 +24,20 @@ async def hasty(seconds: float) -> None:
     await asyncio.sleep(seconds / HASTE)
 
 
+class Clock:
+    """Stands still until it is moved on, as it is by pauses that are its `sleep`."""
+
+    def __init__(self) -> None:
+        self.time = 1000.0
+
+    def __call__(self) -> float:
+        return self.time
+
+    async def sleep(self, seconds: float) -> None:
+        self.time += seconds
+        await hasty(seconds)
+
+
 def engine_of(
     servers: Sequence[VllmServer],
     *,

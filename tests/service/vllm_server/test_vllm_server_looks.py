@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
-from vllm_bench import engine_of, hasty, request, running, spans
+from vllm_bench import Clock, engine_of, hasty, request, running, spans
 from vllm_http import Plan, Reply, VllmServer, publish
 from worker_scene import eventually
 
@@ -16,16 +16,6 @@ from headrace.rollout.engines.base import EngineError, EngineLostError
 from headrace.rollout.engines.vllm_server.facts import GENERATE
 from headrace.rollout.engines.vllm_server.tag import Tag
 from headrace.rpc.waits import Waits
-
-
-class Clock:
-    """Stands still until it is moved on."""
-
-    def __init__(self) -> None:
-        self.time = 1000.0
-
-    def __call__(self) -> float:
-        return self.time
 
 
 async def asked(server: VllmServer, path: str, times: int = 1) -> None:

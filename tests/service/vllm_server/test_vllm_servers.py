@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vllm_bench import engine_of, hasty, request, running, spans
+from vllm_bench import Clock, engine_of, hasty, request, running, spans
 from vllm_http import EOS, LOGPROB, TOKEN, Plan, Reply, VllmServer, publish
 from worker_scene import eventually
 
@@ -342,10 +342,10 @@ async def test_what_a_server_was_asked_before_it_was_left_does_not_wait_for_it_f
 
 
 async def test_a_server_that_is_paused_does_not_hang(server: VllmServer, tmp_path: Path) -> None:
+    clock = Clock()
     server.plan = Plan(hold_after=4)
-    async with running(
-        [server], publish(tmp_path, 0), stream_interval=2, silence_s=0.2, look_every_s=1
-    ) as engine:
+    settings: Any = {"silence_s": 10, "look_every_s": 1, "now": clock, "sleep": clock.sleep}
+    async with running([server], publish(tmp_path, 0), **settings) as engine:
         [future] = engine.generate([request()])
         await eventually(lambda: server.at_once)
         server.life.mode = "keep"
