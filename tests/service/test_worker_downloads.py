@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from ports import free_port
 from weights_world import Giver
 from worker_scene import World, eventually, made_world, waits_of
 from worker_world import serving
@@ -32,22 +33,19 @@ class Place:
         self.world = world
         self.giver = Giver(world.root)
         self.got = got
-        self.port = 0
+        self.port = free_port()
         self._life = AsyncExitStack()
 
     async def publish(self, version: int) -> None:
         await self.world.publish(version, uri=GRPC_URI)
 
-    async def trainer_comes(self) -> str:
-        """Serve, where it did before."""
-        address = await self._life.enter_async_context(
+    async def trainer_comes(self) -> None:
+        await self._life.enter_async_context(
             serving(
                 lambda s: trainer_pb2_grpc.add_TrainerServiceServicer_to_server(self.giver, s),
                 self.port,
             )
         )
-        self.port = int(address.rpartition(":")[2])
-        return address
 
     async def trainer_goes(self) -> None:
         await self._life.aclose()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
+from ports import free_port
 from worker_scene import Gate, World, after_load, completed, eventually, made_world, waits_of
 
 from headrace.config.rollout import ScriptedEngine as ScriptedConfig
@@ -44,11 +44,8 @@ async def test_rows_that_went_with_a_store_are_put_again_into_the_next(world: Wo
 async def test_a_store_and_a_ledger_that_are_away_are_waited_for_by_name(world: World) -> None:
     await world.publish(0)
     world.ledger.feed("e0r0")
-    async with AsyncExitStack() as first_life:
-        world.stack, outer = first_life, world.stack
-        await world.serve_store()
-        world.stack = outer
-    port = int(world.store_address.rpartition(":")[2])
+    port = free_port()
+    world.store_address = f"127.0.0.1:{port}"  # where nobody is
     await world.start()
 
     await eventually(lambda: "trajectory store: a put" in waits_of(world))

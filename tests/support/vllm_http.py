@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
+from ports import free_port
+
 from headrace.rollout.engines.base import EngineError
 from headrace.rollout.engines.vllm_server.facts import BACKEND, EXTENSION, GENERATE
 from headrace.rollout.engines.vllm_server.tag import Tag
@@ -135,7 +137,7 @@ class VllmServer:
         }
         self.metrics = ""
         """What it says of its work."""
-        self.port = 0
+        self.port = free_port()
         self._writers: set[asyncio.StreamWriter] = set()
         self._server: asyncio.Server | None = None
         self._moved = asyncio.Condition()
@@ -157,7 +159,6 @@ class VllmServer:
         """Begin a life."""
         self.life = Playing()
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
-        self.port = self._server.sockets[0].getsockname()[1]
 
     async def kill(self) -> None:
         """End it, in the middle of whatever it does."""
