@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
-from vllm_bench import request, running, spans
+from vllm_bench import Clock, request, running, spans
 from vllm_http import Plan, Reply, VllmServer, publish, serving
 from worker_scene import eventually
 
@@ -115,8 +116,11 @@ async def test_nothing_is_seen_of_weights_that_were_not_tried(
 async def test_a_drain_that_takes_too_long_changes_nothing(
     server: VllmServer, tmp_path: Path
 ) -> None:
+    weights = publish(tmp_path, 0)
+    async with running([server], weights):
+        pass  # it has them
     server.plan = Plan(hold_after=4)
-    async with running([server], publish(tmp_path, 0), drain_s=0.2) as engine:
+    async with running([server], weights, drain_s=0.2) as engine:
         [future] = engine.generate([request()])
         await eventually(lambda: server.at_once)
         with pytest.raises(EngineError, match="/pause did not answer within"):
@@ -367,8 +371,8 @@ async def test_a_server_that_another_worker_brings_weights_is_neither_lost_nor_t
 async def test_a_server_that_a_dead_worker_has_left_paused_is_set_going_again(
     loaded: bool, server: VllmServer, tmp_path: Path
 ) -> None:
-    settings = {"look_every_s": 1, "silence_s": 0.05, "drain_s": 0.2, "update_timeout_s": 3}
-    lost = asyncio.Event()
+    clock, lost = Clock(), asyncio.Event()
+    settings: Any = {"silence_s": 10, "look_every_s": 1, "now": clock, "sleep": clock.sleep}
     async with running([server], publish(tmp_path, 0), **settings) as engine:
         engine.when_lost(lost.set)
         server._headrace_take_turn("dead", "0.1")
