@@ -106,10 +106,11 @@ async def test_the_view_holds_what_each_process_said_last(
     # The stream of steps broke after two: it goes on where it was.
     await until(lambda: view.steps.last >= 4)
     await until(lambda: {"replay", "worker-0", "trainer"} <= set(view.processes))
-    await watcher.ask_all()
-    audit = await watcher.audit()
+    # An answer that nobody waits for any more is not in the view.
     watching.cancel()
     await asyncio.gather(watching, return_exceptions=True)
+    await watcher.ask_all()
+    audit = await watcher.audit()
     await watcher.close()
 
     assert servicer.streams[:2] == [0, 2]
