@@ -496,13 +496,16 @@ async def test_a_storage_unit_that_is_gone_ends_calls_by_their_deadline_and_the_
     # Nodes of its own, because they are damaged here.
     broken = await asyncio.to_thread(Nodes.start, unit_count=UNITS)
     client = broken.attach("broken")
-    queue = TransferQueue(client, unit_count=UNITS, timeout_s=0.5, waits=new_waits())
-    store = TrajectoryStore(queue, incarnation="x", capacity_bytes=2**20, now=Clock())
+    waits = new_waits()
+    patient = TransferQueue(client, unit_count=UNITS, timeout_s=20, waits=waits)
+    queue = TransferQueue(client, unit_count=UNITS, timeout_s=0.5, waits=waits)
+    store = TrajectoryStore(patient, incarnation="x", capacity_bytes=2**20, now=Clock())
     rows = [inspect(value_of(trajectory(session))) for session in range(UNITS)]
     keys = [row.value.key for row in rows]
-    await queue.open_probe()
+    await patient.open_probe()
     await store.put(rows)
     await asyncio.to_thread(broken.units[1].shutdown)
+    store.life.queue = queue
 
     with pytest.raises(NotReadyError, match=r"did not answer a put within 0\.5 s"):
         await store.put([inspect(value_of(trajectory(s, uid="e0r2"))) for s in range(UNITS)])
