@@ -103,7 +103,7 @@ class Place:
                     "train_batch_size": 1,
                 },
                 "model": {"architecture": "gpt2", "tokenizer": {"alphabet": "ab", "eos": "."}},
-                "store": {"capacity_bytes": 2**24, "call_timeout_s": 1, "durability": "memory"},
+                "store": {"capacity_bytes": 2**24, "durability": "memory"},
                 "endpoints": {"replay": self.replay_address},
             }
         )
