@@ -16,6 +16,7 @@ from headrace.config.load import load_config
 from headrace.rpc import announce
 from headrace.rpc.channel import open_channel
 from headrace.rpc.process import ProcessOptions
+from headrace.rpc.waits import Waits
 from headrace.trainer.process import run
 from headrace.trajectory.client import get_trajectories, put_trajectories
 from headrace.trajectory.key import TrajectoryKey
@@ -82,6 +83,7 @@ class Rest:
         self.replay = replay
         self.store = store
         self.made: list[str] = []
+        self.waits = Waits(stall_after_s=60)
 
     async def feed(self) -> None:
         opened = await self.replay.OpenFeed(pb.OpenFeedRequest(row_count=ROWS, fingerprint="f"))
@@ -137,7 +139,8 @@ class Rest:
 
     async def _complete(self, lease: prompt_pb2.Lease, weights: prompt_pb2.WeightsId) -> None:
         made = [self._generate(lease, session, weights) for session in lease.missing_sessions]
-        incarnation = await put_trajectories(self.store, made)
+        # The replay buffer knows of the store a moment before it takes puts.
+        incarnation = await put_trajectories(self.store, made, waits=self.waits)
         self.made += [trajectory.key for trajectory in made]
         if lease.uid == UNLUCKY and lease.attempt == 1:
             keys = [trajectory.key for trajectory in made[:1]]
