@@ -16,9 +16,12 @@ class HeldStorage(MemoryFileSystem):  # type: ignore[misc]  # fsspec is untyped
     store: dict[str, Any] = {}
     pseudo_dirs = [""]
     open_for_writing = threading.Event()
+    calls: list[tuple[Any, ...]] = []
+    """Files that are begun, held or not."""
 
     def _open(self, path: str, mode: str = "rb", **options: Any) -> Any:
         if "r" not in mode:
+            self.calls.append(("file", path))
             self.open_for_writing.wait()
         return super()._open(path, mode, **options)
 
