@@ -42,7 +42,7 @@ class Place:
         self.stub: Any
 
     async def start_sender(self) -> SenderProcess:
-        process: SenderProcess = await started(self.behaviour)()
+        process = await started(self.behaviour)()
         self.processes.append(process)
         return process
 

@@ -10,7 +10,7 @@ import functools
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from queue import SimpleQueue
 from typing import Any, Final, Literal
 
@@ -25,12 +25,23 @@ UNIQUE_ID: Final = bytes(range(128))
 Orders = SimpleQueue[dict[str, Any]]
 
 
-def started(behaviour: Behaviour) -> Callable[[], Any]:
-    """Give what starts a process that behaves so."""
-    return functools.partial(SenderProcess.start, (sys.executable, __file__, behaviour))
+def started(behaviour: Behaviour) -> Callable[[], Awaitable[SenderProcess]]:
+    """Give what starts a process that behaves so, and waits until it can be asked."""
+
+    async def start() -> SenderProcess:
+        process = await SenderProcess.start((sys.executable, __file__, behaviour))
+        try:
+            await process.answer("up")
+        except BaseException:
+            await process.end()
+            raise
+        return process
+
+    return start
 
 
 def serve(behaviour: str, orders: Orders, tell: sender.Tell) -> None:
+    tell({"up": True})
     orders.get()
     if behaviour == "refuses":
         raise ValueError("NCCL only supports CUDA and ROCm backends.")
