@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from store_bench import Bench, open_bench, trajectory
 
 from headrace.errors import InvalidFieldError
 from headrace.rpc.status import error_from
+from headrace.store.hold import Hold
 from headrace.store.nodes import Nodes
 from headrace.store.service import MAX_KEYS_PER_CALL
 from headrace.trajectory.client import get_trajectories, put_trajectories
@@ -96,6 +98,19 @@ async def test_a_hold_that_is_not_released_ends_at_its_deadline(bench: Bench) ->
     keeping.cancel()
     assert await held_by(bench) == ""
     assert await release(bench) == 0
+
+
+@pytest.mark.parametrize("hold_s", [1.5, 2.5, 3.5, 4.5])
+async def test_a_hold_that_ends_between_two_looks_at_the_clock_is_over(hold_s: float) -> None:
+    looks = itertools.count()
+    hold = Hold(now=lambda: 0.01 * next(looks))
+    hold.note(["k"])
+    hold.begin("h1", 0.01 * hold_s)
+
+    async with asyncio.timeout(20):
+        await hold.until_due()
+
+    assert hold.noted == ["k"]
 
 
 async def test_a_new_hold_takes_the_place_of_the_one_before(bench: Bench) -> None:

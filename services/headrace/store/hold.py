@@ -73,8 +73,8 @@ class Hold:
 
     async def until_due(self) -> None:
         """Wait until no hold is on and something is noted."""
-        while self.is_on or not self._noted:
-            await self._until_changed(self.left_s if self.is_on else None)
+        while (left_s := self.left_s) or not self._noted:
+            await self._until_changed(left_s or None)
 
     async def _until_changed(self, timeout_s: float | None) -> None:
         try:
