@@ -36,6 +36,14 @@ def saved_counters(stage: Stage, step: int) -> dict[str, Any]:
     return found
 
 
+def once_saved(stage: Stage) -> pb.SampleBatchResponse | None:
+    """Answer a request for a batch: it has to wait while a snapshot is under way."""
+    begun = {call[1] for call in stage.coordinator.calls if call[0] == "begin"}
+    if begun <= stage.coordinator.parts.keys():
+        return None
+    return pb.SampleBatchResponse(status=pb.SAMPLE_STATUS_WAITING)
+
+
 @pytest.fixture
 async def stage(tmp_path: Path) -> AsyncIterator[Stage]:
     server, address, peers = await serve_peers()
@@ -47,6 +55,7 @@ async def test_every_nth_step_and_the_last_are_saved_before_they_are_published(
     stage: Stage,
 ) -> None:
     stage.peers.total_steps = 5
+    stage.peers.before_sample = lambda _request: once_saved(stage)
     assert await stage.run(save_freq=2) == 0
     assert sorted(stage.coordinator.parts) == [2, 4, 5]
     assert [call for call in stage.coordinator.calls if call[0] == "begin"] == [
@@ -84,9 +93,11 @@ async def test_a_trainer_that_goes_on_ends_with_the_weights_of_one_that_never_st
     again = Stage(tmp_path / "second", address, peers)
     again.sections, peers.total_steps = sections, 6
 
-    def fence_in_step_6(request: pb.SampleBatchRequest) -> None:
-        if request.step == 6 and peers.lineage == "a":
+    def fence_in_step_6(request: pb.SampleBatchRequest) -> pb.SampleBatchResponse | None:
+        waiting = once_saved(again)
+        if waiting is None and request.step == 6 and peers.lineage == "a":
             raise TrainerFencedError("another one has come")
+        return waiting
 
     peers.before_sample = fence_in_step_6
     assert await again.run(**trainer) == 4
@@ -205,11 +216,15 @@ async def test_the_last_step_is_saved_again_once_what_was_given_up_is_written(
     stage: Stage,
 ) -> None:
     HeldStorage.open_for_writing.clear()
-    deadline_s = 1.0
-    stage.sections["checkpoint"] = {"storage": "held://late", "deadline_s": deadline_s}
+    stage.sections["checkpoint"] = {"storage": "held://late", "deadline_s": 2.0}
     running = asyncio.create_task(stage.run(save_freq=100))
     await stage.coordinator.begun.wait()
-    await asyncio.sleep(1.5 * deadline_s)  # so that the first try is given up
+    channel, stub = stage.stub()
+    async with channel, asyncio.timeout(60):
+        status = trainer_pb2.GetTrainerStatusResponse()
+        while not status.snapshot_error:  # the first try is given up then
+            status = await stub.GetTrainerStatus(trainer_pb2.GetTrainerStatusRequest())
+            await asyncio.sleep(0.05)
     HeldStorage.open_for_writing.set()
     assert await running == 0
     verify(stage.coordinator.parts[3])
