@@ -107,7 +107,8 @@ class Child:
         if self.exit_code is None:
             self._process.send_signal(signal.SIGTERM)
         try:
-            return await asyncio.wait_for(self.ended(), grace_s)
+            async with asyncio.timeout(grace_s):
+                return await self.ended()
         except TimeoutError:
             self.kill()
             return await self.ended()

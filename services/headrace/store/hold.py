@@ -78,7 +78,8 @@ class Hold:
 
     async def _until_changed(self, timeout_s: float | None) -> None:
         try:
-            await asyncio.wait_for(self._changed.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._changed.wait()
         except TimeoutError:
             return
 

@@ -281,7 +281,8 @@ class TransferQueue:
                 ends_when="controller and storage units answer, or the call's deadline passes",
                 stall_after_s=timeout_s,
             ):
-                return await asyncio.wait_for(call, limit_s)
+                async with asyncio.timeout(limit_s):
+                    return await call
         except TimeoutError as error:
             raise NotReadyError(
                 f"TransferQueue did not answer a {what} within {limit_s:g} s"

@@ -122,6 +122,7 @@ def _pages(keys: Sequence[str]) -> Iterator[Sequence[str]]:
 
 async def _set_within(event: asyncio.Event, seconds: float) -> None:
     try:
-        await asyncio.wait_for(event.wait(), seconds)
+        async with asyncio.timeout(seconds):
+            await event.wait()
     except TimeoutError:
         return

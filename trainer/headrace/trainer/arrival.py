@@ -238,7 +238,8 @@ def _in_words(phase: resume_pb2.ResumePhase.ValueType) -> str:
 
 async def _pause(stopping: asyncio.Event) -> None:
     try:
-        await asyncio.wait_for(stopping.wait(), PAUSE_S)
+        async with asyncio.timeout(PAUSE_S):
+            await stopping.wait()
     except TimeoutError:
         return
     raise Stopped("told to stop while waiting for the feed to open")
