@@ -18,6 +18,7 @@ import pytest_asyncio
 
 from headrace.config.rollout import RewardConfig
 from headrace.errors import UsageError
+from headrace.rollout.rewards import pool as pool_module
 from headrace.rollout.rewards.base import RewardError
 from headrace.rollout.rewards.functions import (
     TOLD,
@@ -37,6 +38,8 @@ import os, time
 
 if os.path.exists("no memory"):
     os._exit(9)
+while os.path.exists("no answer"):
+    time.sleep(0.1)
 
 def strange(*, prompt, response, answer, metadata, finish_reason, bonus=0.0):
     if response == "hang":
@@ -221,6 +224,36 @@ async def test_a_function_whose_module_ends_its_process_is_said(
             await unusable.start()
     finally:
         await unusable.close()
+
+
+async def test_a_function_whose_module_hangs_is_said(
+    user_module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool_module, "_IMPORT_TIMEOUT_S", 2.0)
+    (tmp_path / "no answer").touch()
+    unusable = RewardPool(RewardConfig(kind="python", function=f"{user_module}:strange"))
+    try:
+        with pytest.raises(UsageError, match=r"importing reward\.function took longer than 2 s"):
+            await unusable.start()
+    finally:
+        await unusable.close()
+
+
+async def test_a_process_that_hangs_at_its_start_ends_itself(
+    user_module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pool_module, "_IMPORT_TIMEOUT_S", 2.0)
+    no_answer = tmp_path / "no answer"
+    no_answer.touch()
+    pool = RewardPool(RewardConfig(kind="python", function=f"{user_module}:strange"))
+    try:
+        found = await pool.score([scoring("a")])
+        no_answer.unlink()
+
+        assert [str(each) for each in found] == ["the scoring processes end before they score"]
+        assert isinstance((await pool.score([scoring("a")]))[0], Score)
+    finally:
+        await pool.close()
 
 
 async def test_scorings_that_are_slow_together_are_each_within_the_limit(pool: RewardPool) -> None:

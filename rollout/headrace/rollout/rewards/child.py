@@ -23,10 +23,17 @@ from headrace.rollout.rewards.functions import (
 _made: dict[str, Scorer | str] = {}
 
 
-def initialize(spec: RewardSpec) -> None:
-    """Import what scores, so that it does not count against the first response."""
+def initialize(spec: RewardSpec, limit_s: float) -> None:
+    """Import what scores, so that it does not count against the first response.
+
+    Its parent does not kill a process that is not at a call yet, so this one ends itself.
+    """
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    too_long = threading.Timer(limit_s, os._exit, [1])
+    too_long.daemon = True
+    too_long.start()
     _scorer(spec)
+    too_long.cancel()
 
 
 def check(spec: RewardSpec) -> str:

@@ -27,7 +27,7 @@ _SHARE_S: Final = 1.0
 """After this long a call takes up no further scoring."""
 _MOST_PER_CALL: Final = 256
 _IMPORT_TIMEOUT_S: Final = 120.0
-"""For importing the user's function when the worker starts."""
+"""For importing the user's function when a process starts."""
 _TRIES: Final = 3
 """For calls that were given up with all others, as a process ended before it was known at which."""
 
@@ -51,7 +51,7 @@ class RewardPool:
             max_workers=self._processes,
             context=self._context,
             initializer=child.initialize,
-            initargs=[self._spec],
+            initargs=[self._spec, _IMPORT_TIMEOUT_S],
         )
 
     async def start(self) -> None:
@@ -62,7 +62,8 @@ class RewardPool:
 
         """
         try:
-            why = await self._call(child.check, timeout_s=_IMPORT_TIMEOUT_S)
+            async with asyncio.timeout(_IMPORT_TIMEOUT_S):
+                why = await self._call(child.check, timeout_s=_IMPORT_TIMEOUT_S)
         except TimeoutError:
             why = f"importing reward.function took longer than {_IMPORT_TIMEOUT_S:g} s"
         except (ProcessExpired, BrokenProcessPool) as error:
