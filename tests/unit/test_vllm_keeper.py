@@ -65,6 +65,18 @@ async def test_a_vllm_that_is_over_takes_along_what_waits_for_it(fault: str) -> 
     assert life.is_closed
 
 
+@pytest.mark.parametrize("is_dead", [True, False])
+async def test_a_vllm_that_is_given_up_was_lost_if_it_had_died(is_dead: bool) -> None:
+    lost: list[str] = []
+    life: Any = Life()
+    keeper = keeper_of(life, lost)
+    life.is_dead = is_dead  # nobody has looked since
+    await keeper.end()
+
+    assert lost == ["lost"] * is_dead
+    assert life.is_closed
+
+
 async def test_who_asks_something_of_a_vllm_that_is_gone_is_told_at_once() -> None:
     life: Any = Life()
     keeper = keeper_of(life)

@@ -113,6 +113,8 @@ class Keeper:
 
     async def end(self) -> None:
         """Give up the life, if there is one, and see it to its end."""
+        if self.life is not None and self.life.is_dead:
+            self.lose(self.life, "died")  # who gives it up has seen it first
         self._give_up()
         if self._watch is not None:
             self._watch.cancel()
