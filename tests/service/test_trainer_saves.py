@@ -199,7 +199,7 @@ async def test_a_file_that_the_storage_does_not_take_holds_up_no_end_and_is_not_
 ) -> None:
     monkeypatch.setattr(HeldStorage, "calls", stage.coordinator.calls)
     HeldStorage.open_for_writing.clear()
-    stage.sections["checkpoint"] = {"storage": "held://never", "deadline_s": 0.5}
+    stage.sections["checkpoint"] = {"storage": "held://never", "deadline_s": 2.0}
     try:
         assert await stage.run(save_freq=100) == 4
         uploads = [each for each in threading.enumerate() if each.name == "upload"]

@@ -18,8 +18,9 @@ from headrace.trainer import sender
 from headrace.trainer.sender_process import SenderProcess
 
 Behaviour = Literal[
-    "good", "refuses", "dies", "never joins", "fails to join", "never is done", "fails to send"
-]
+    "good", "refuses", "dies", "never opens", "never joins", "fails to join", "never is done",
+    "fails to send",
+]  # fmt: skip
 UNIQUE_ID: Final = bytes(range(128))
 
 Orders = SimpleQueue[dict[str, Any]]
@@ -47,6 +48,8 @@ def serve(behaviour: str, orders: Orders, tell: sender.Tell) -> None:
         raise ValueError("NCCL only supports CUDA and ROCm backends.")
     if behaviour == "dies":
         os._exit(9)
+    if behaviour == "never opens":
+        threading.Event().wait()
     id_base64 = base64.b64encode(UNIQUE_ID).decode()
     print("what NCCL prints is no answer")
     tell({"unique_id": id_base64, "packed_buffer_bytes": 2**20, "packed_buffer_count": 2})

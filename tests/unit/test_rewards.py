@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -254,6 +255,26 @@ async def test_a_process_that_hangs_at_its_start_ends_itself(
         assert isinstance((await pool.score([scoring("a")]))[0], Score)
     finally:
         await pool.close()
+
+
+async def test_a_call_that_a_pool_forgets_as_it_is_given_up_is_asked_again(
+    pool: RewardPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = pool._pool
+    answers: Iterator[RuntimeError | Future[Any]] = iter([RuntimeError("no pool"), Future()])
+
+    def schedule(*_args: object, **_how: object) -> Future[Any]:
+        broken.stop()  # between the look at it and the call
+        answer = next(answers)
+        if isinstance(answer, RuntimeError):
+            raise answer
+        return answer
+
+    for _ in range(2):
+        monkeypatch.setattr(broken, "schedule", schedule)
+        [score] = await pool.score([scoring("a")])
+        assert isinstance(score, Score)
+        broken = pool._pool
 
 
 async def test_scorings_that_are_slow_together_are_each_within_the_limit(pool: RewardPool) -> None:

@@ -28,6 +28,7 @@ _SHARE_S: Final = 1.0
 _MOST_PER_CALL: Final = 256
 _IMPORT_TIMEOUT_S: Final = 120.0
 """For importing the user's function when a process starts."""
+_LOOK_EVERY_S: Final = 1.0
 _TRIES: Final = 3
 """For calls that were given up with all others, as a process ended before it was known at which."""
 
@@ -123,10 +124,34 @@ class RewardPool:
                 log.warning("scoring_pool_restarted")
                 broken, self._pool = self._pool, self._make_pool()
                 await asyncio.to_thread(broken.join)
-            call = self._pool.schedule(function, args=[self._spec, *args], timeout=timeout_s)
             tries += 1
             try:
-                return await asyncio.wrap_future(call)
+                return await _answered(self._pool, function, self._spec, *args, timeout_s=timeout_s)
             except BrokenProcessPool:
                 if tries == _TRIES:
                     raise
+
+
+async def _answered(
+    pool: ProcessPool, function: Callable[..., Any], *args: Any, timeout_s: float
+) -> Any:
+    """Call, and wait while the pool is not given up: it forgets a call that came just then.
+
+    Raises:
+        BrokenProcessPool: It was.
+
+    """
+    try:
+        call = asyncio.wrap_future(pool.schedule(function, args=args, timeout=timeout_s))
+    except RuntimeError as error:
+        raise BrokenProcessPool(str(error)) from error
+    try:
+        is_active = True
+        while not call.done() and is_active:
+            is_active = pool.active
+            await asyncio.wait([call], timeout=_LOOK_EVERY_S)
+        if not call.done():
+            raise BrokenProcessPool("the call was forgotten")
+        return call.result()
+    finally:
+        call.cancel()
