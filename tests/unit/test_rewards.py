@@ -215,26 +215,23 @@ async def test_processes_that_end_at_their_start_are_an_error_of_each_scoring(
     assert isinstance((await pool.score([scoring("a")]))[0], Score)
 
 
-async def test_a_function_whose_module_ends_its_process_is_said(
-    user_module: str, tmp_path: Path
+@pytest.mark.parametrize(
+    ("fault", "limit_s", "said"),
+    [("no memory", 120.0, "ended its process"), ("no answer", 2.0, "took longer than 2 s")],
+)
+async def test_a_function_whose_module_cannot_be_imported_in_a_process_is_said(
+    fault: str,
+    limit_s: float,
+    said: str,
+    user_module: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    (tmp_path / "no memory").touch()
+    monkeypatch.setattr(pool_module, "_IMPORT_TIMEOUT_S", limit_s)
+    (tmp_path / fault).touch()
     unusable = RewardPool(RewardConfig(kind="python", function=f"{user_module}:strange"))
     try:
-        with pytest.raises(UsageError, match=r"importing reward\.function ended its process"):
-            await unusable.start()
-    finally:
-        await unusable.close()
-
-
-async def test_a_function_whose_module_hangs_is_said(
-    user_module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pool_module, "_IMPORT_TIMEOUT_S", 2.0)
-    (tmp_path / "no answer").touch()
-    unusable = RewardPool(RewardConfig(kind="python", function=f"{user_module}:strange"))
-    try:
-        with pytest.raises(UsageError, match=r"importing reward\.function took longer than 2 s"):
+        with pytest.raises(UsageError, match=rf"importing reward\.function {said}"):
             await unusable.start()
     finally:
         await unusable.close()
