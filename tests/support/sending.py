@@ -33,7 +33,7 @@ def started(behaviour: Behaviour) -> Callable[[], Awaitable[SenderProcess]]:
         process = await SenderProcess.start((sys.executable, __file__, behaviour))
         try:
             await process.answer("up")
-        except BaseException:
+        except BaseException:  # a cancel, too, leaves no process behind
             await process.end()
             raise
         return process
